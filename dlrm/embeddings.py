@@ -1,0 +1,133 @@
+"""Embedding bags: ids to one pooled vector per sample, in four kinds that combine.
+
+* plain: one row per id.
+* quotient-remainder (Shi et al. 2020): an id's row is made of one row of a quotient table and one
+  of a remainder table, so n ids need about n / c + c rows.
+* mixed dimension (Ginart et al. 2019): large tables get narrow rows, projected to the common width.
+* weighted pooling: each id has a scalar weight, fixed at one or learned, as in the published DLRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm.config import DLRMConfig
+
+
+def mixed_dims(rows: Sequence[int], dim: int, temperature: float) -> list[int]:
+    """Widths by the power rule of Ginart et al.: d_f proportional to rows_f ** -temperature.
+
+    The smallest table gets ``dim``; widths are rounded to powers of two, at least 1.
+
+    >>> mixed_dims([10, 1000, 100000], 16, 0.3)
+    [16, 4, 1]
+    """
+    smallest = min(rows)
+    exact = [dim * (n / smallest) ** -temperature for n in rows]
+    powers = [2 ** round(torch.tensor(d).log2().item()) for d in exact]
+    return [min(dim, max(1, int(p))) for p in powers]
+
+
+class PlainRows(nn.EmbeddingBag):
+    """One row per id: PyTorch's own embedding bag, with the published initialisation."""
+
+    def __init__(self, rows: int, dim: int, pooling: str, sparse: bool) -> None:
+        super().__init__(rows, dim, mode=pooling, sparse=sparse, include_last_offset=True)
+
+    def reset_parameters(self) -> None:
+        bound = self.num_embeddings**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, offsets, weights)  # (B, dim)
+
+
+class QuotientRemainderRows(nn.Module):
+    """Row of id i = quotient[i // c] (op) remainder[i % c], then pooled (Shi et al. 2020).
+
+    The published code pools each table first and combines after; the two agree for one id per bag
+    and for "add" and "concat". For "mult" with several ids only this order gives each id a vector
+    of its own, which is what the paper defines.
+    """
+
+    def __init__(
+        self, rows: int, dim: int, pooling: str, sparse: bool, collisions: int, operation: str
+    ) -> None:
+        super().__init__()
+        width = dim // 2 if operation == "concat" else dim
+        self.collisions, self.operation, self.pooling = collisions, operation, pooling
+        self.quotient = nn.Embedding(-(-rows // collisions), width, sparse=sparse)
+        self.remainder = nn.Embedding(collisions, width, sparse=sparse)
+        for table in (self.quotient, self.remainder):
+            nn.init.uniform_(table.weight, rows**-0.5, 1.0)  # as published: products stay positive
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+        quotient = self.quotient(ids // self.collisions)  # (N, width)
+        remainder = self.remainder(ids % self.collisions)  # (N, width)
+        if self.operation == "mult":
+            vectors = quotient * remainder  # (N, dim)
+        elif self.operation == "add":
+            vectors = quotient + remainder  # (N, dim)
+        else:
+            vectors = torch.cat([quotient, remainder], dim=1)  # (N, dim)
+        places = torch.arange(ids.numel(), device=ids.device)
+        return F.embedding_bag(
+            places,
+            vectors,
+            offsets,
+            mode=self.pooling,
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )  # (B, dim)
+
+
+class EmbeddingTable(nn.Module):
+    """One categorical feature: ids (N,), offsets (B + 1,) to a pooled vector (B, dim)."""
+
+    def __init__(self, config: DLRMConfig, rows: int, width: int) -> None:
+        super().__init__()
+        self.row_weight: nn.Embedding | None = None
+        if config.weighted_pooling == "learned":
+            self.row_weight = nn.Embedding(rows, 1, sparse=config.sparse)
+            nn.init.ones_(self.row_weight.weight)
+        self.bag: PlainRows | QuotientRemainderRows
+        if 0 < config.qr_collisions and config.qr_threshold < rows:
+            self.bag = QuotientRemainderRows(
+                rows, width, config.pooling, config.sparse, config.qr_collisions, config.qr_op
+            )
+        else:
+            self.bag = PlainRows(rows, width, config.pooling, config.sparse)
+        self.project = nn.Linear(width, config.dim, bias=False) if width != config.dim else None
+        if self.project is not None:
+            nn.init.xavier_uniform_(self.project.weight)
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+        if self.row_weight is not None:
+            learned = self.row_weight(ids).squeeze(1)  # (N,)
+            weights = learned if weights is None else weights * learned
+        pooled = self.bag(ids, offsets, weights)  # (B, width)
+        return pooled if self.project is None else self.project(pooled)  # (B, dim)
+
+
+class EmbeddingTables(nn.ModuleList):
+    """All tables of a model: (ids, offsets) of each to F pooled vectors."""
+
+    def __init__(self, config: DLRMConfig) -> None:
+        widths = [config.dim] * len(config.rows)
+        if config.md_temperature > 0:
+            widths = mixed_dims(config.rows, config.dim, config.md_temperature)
+        super().__init__(
+            EmbeddingTable(config, n, d) for n, d in zip(config.rows, widths, strict=True)
+        )
+
+    def forward(
+        self, ids: Sequence[Tensor], offsets: Tensor, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        return [
+            table(ids[f], offsets[f], None if weights is None else weights[f])
+            for f, table in enumerate(self)
+        ]  # F times (B, dim)
