@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlrm.errors import InputError
 
@@ -36,34 +37,34 @@ CHOICES = {
 }
 
 
-def option(default: object, text: str) -> object:
+def option(default: Any, text: str) -> Any:
     """A field with its help text: the command line is made from these."""
-    return field(default=default, metadata={"help": text})  # type: ignore[call-overload]
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
 class DLRMConfig:
     """The shape of a DLRM. ``DLRMConfig.preset("kaggle", dim=32)`` names one and changes a field."""
 
-    rows: tuple[int, ...] = option((1000,) * 8, "rows of each embedding table")  # type: ignore[assignment]
-    dim: int = option(16, "width of an embedding vector")  # type: ignore[assignment]
-    dense_in: int = option(13, "dense features, may be 0")  # type: ignore[assignment]
-    bottom: tuple[int, ...] = option((64, 32), "hidden widths of the bottom MLP (its last is dim)")  # type: ignore[assignment]
-    top: tuple[int, ...] = option((64, 32), "hidden widths of the top MLP (its last is 1)")  # type: ignore[assignment]
-    interaction: str = option("dot", "how features meet; dot_self keeps the diagonal")  # type: ignore[assignment]
-    cross_layers: int = option(3, "layers of the cross interaction")  # type: ignore[assignment]
-    cross_rank: int = option(512, "rank of its weights")  # type: ignore[assignment]
-    pooling: str = option("sum", "how a bag's rows become one vector")  # type: ignore[assignment]
-    weighted_pooling: str = option("none", "learned: a trained scalar weight per id")  # type: ignore[assignment]
-    qr_collisions: int = option(0, "quotient-remainder tables with this divisor; 0: off")  # type: ignore[assignment]
-    qr_threshold: int = option(200, "only tables with more rows than this use it")  # type: ignore[assignment]
-    qr_op: str = option("mult", "how quotient and remainder rows are combined")  # type: ignore[assignment]
-    md_temperature: float = option(0.0, "mixed dimensions: width ~ rows ** -temperature; 0: off")  # type: ignore[assignment]
-    dropout: float = option(0.0, "dropout after each hidden layer")  # type: ignore[assignment]
-    sparse: bool = option(True, "table gradients hold only the looked-up rows")  # type: ignore[assignment]
+    rows: tuple[int, ...] = option((1000,) * 8, "rows of each embedding table")
+    dim: int = option(16, "width of an embedding vector")
+    dense_in: int = option(13, "dense features, may be 0")
+    bottom: tuple[int, ...] = option((64, 32), "hidden widths of the bottom MLP (its last is dim)")
+    top: tuple[int, ...] = option((64, 32), "hidden widths of the top MLP (its last is 1)")
+    interaction: str = option("dot", "how features meet; dot_self keeps the diagonal")
+    cross_layers: int = option(3, "layers of the cross interaction")
+    cross_rank: int = option(512, "rank of its weights")
+    pooling: str = option("sum", "how a bag's rows become one vector")
+    weighted_pooling: str = option("none", "learned: a trained scalar weight per id")
+    qr_collisions: int = option(0, "quotient-remainder tables with this divisor; 0: off")
+    qr_threshold: int = option(200, "only tables with more rows than this use it")
+    qr_op: str = option("mult", "how quotient and remainder rows are combined")
+    md_temperature: float = option(0.0, "mixed dimensions: width ~ rows ** -temperature; 0: off")
+    dropout: float = option(0.0, "dropout after each hidden layer")
+    sparse: bool = option(True, "table gradients hold only the looked-up rows")
 
     @staticmethod
-    def preset(name: str, **overrides: object) -> DLRMConfig:
+    def preset(name: str, **overrides: Any) -> DLRMConfig:
         """A named shape with some fields changed.
 
         >>> DLRMConfig.preset("kaggle", rows=(100,) * 26).top
@@ -71,7 +72,7 @@ class DLRMConfig:
         """
         if name not in PRESETS:
             raise InputError(f"preset: no {name!r}; there are {', '.join(PRESETS)}")
-        return dataclasses.replace(PRESETS[name], **overrides)  # type: ignore[arg-type]
+        return dataclasses.replace(PRESETS[name], **overrides)
 
     def validate(self) -> None:
         """Raise InputError for a shape that cannot be built, and say why."""

@@ -1,0 +1,164 @@
+"""The one reader: shuffled batches of a split, prefetched, checked, and resumable.
+
+A split may be far larger than memory, so the shuffle has two levels. Blocks of neighbouring rows
+are drawn in an order permuted over the whole split; a window of drawn blocks is held in memory, and
+its rows are permuted again. Both orders follow from (seed, epoch) alone, so a position is one
+number of batches, and a run resumed there sees the very batches that an unbroken one would.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dlrm.batch import Batch
+from dlrm.datasets.base import Dataset, Split
+from dlrm.errors import InputError
+
+
+@dataclass
+class Reader:
+    """Batches of one split.
+
+    ``epoch(e, start)`` yields the batches of epoch ``e`` from batch ``start`` on. Every batch has
+    ``batch_size`` samples but the last, which has the rest (or is left out with ``drop_last``).
+    """
+
+    split: Split
+    rows: Sequence[int]  # table sizes, to check ids against
+    table_names: Sequence[str]
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    window: int = 1 << 17  # rows held in memory and shuffled together
+    drop_last: bool = False
+    prefetch: int = 4  # batches made ahead by a thread; 0: none
+
+    @staticmethod
+    def of(dataset: Dataset, split: str, batch_size: int, **options: object) -> Reader:
+        """A reader of one of the data set's splits."""
+        if split not in dataset.splits:
+            raise InputError(
+                f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}"
+            )
+        if batch_size < 1:
+            raise InputError(f"batch size: {batch_size} must be at least 1")
+        part = dataset.splits[split]
+        return Reader(part, dataset.rows, dataset.table_names, batch_size, **options)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(len(self.split), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start`` on."""
+        batches = self._batches(epoch, start)
+        if self.prefetch > 0:
+            return _ahead(batches, self.prefetch)
+        return batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        size = self.batch_size
+        per_window = max(1, self.window // size)  # whole batches, so that none lies in two windows
+        order = self._block_order(epoch)
+        for number in range(start // per_window, -(-len(self) // per_window)):
+            first = number * per_window * size
+            stop = min(first + per_window * size, len(self.split))
+            rows = self._read(order, first, stop)
+            if self.shuffle:
+                rng = np.random.default_rng([self.seed, epoch, 1, number])
+                rows = rows.take(rng.permutation(len(rows)))
+            skip = max(0, start - number * per_window)
+            for at in range(skip * size, len(rows), size):
+                if at + size > len(rows) and self.drop_last:
+                    return
+                yield rows.slice(at, min(at + size, len(rows)))
+
+    def _block_order(self, epoch: int) -> np.ndarray:
+        """The order in which whole blocks are read; a shorter last block stays last."""
+        blocks = -(-len(self.split) // self.split.block)
+        order = np.arange(blocks, dtype=np.int64)
+        if self.shuffle:
+            whole = len(self.split) // self.split.block
+            np.random.default_rng([self.seed, epoch, 0]).shuffle(order[:whole])
+        return order
+
+    def _read(self, order: np.ndarray, first: int, stop: int) -> Batch:
+        """Places [first, stop) of the block order, as rows of the split, checked."""
+        block = self.split.block
+        ranges: list[list[int]] = []  # neighbouring pieces are read in one go
+        for place in range(first // block, -(-stop // block)):
+            base = int(order[place]) * block
+            a = base + max(first - place * block, 0)
+            b = base + min(stop - place * block, block)
+            if ranges and ranges[-1][1] == a:
+                ranges[-1][1] = b
+            else:
+                ranges.append([a, b])
+        pieces = []
+        for a, b in ranges:
+            piece = self.split.read(a, b)
+            self._check(piece, a)
+            pieces.append(piece)
+        return Batch.concat(pieces)
+
+    def _check(self, batch: Batch, first_row: int) -> None:
+        """Raise for an id outside its table: an embedding bag would read other memory, or crash."""
+        bounds = batch.offsets[:, [0, -1]].tolist()
+        for f, (a, b) in enumerate(bounds):
+            if a == b:
+                continue
+            low, high = (int(x) for x in batch.ids[a:b].aminmax())
+            if low < 0 or high >= self.rows[f]:
+                wrong = (batch.ids < 0) | (batch.ids >= self.rows[f])
+                at = a + int(wrong[a:b].to(torch.uint8).argmax())
+                sample = int(torch.searchsorted(batch.offsets[f], at, right=True)) - 1
+                raise InputError(
+                    f"row {first_row + sample}: feature {self.table_names[f]!r} has id "
+                    f"{int(batch.ids[at])}, but its table has {self.rows[f]} rows (ids 0 to "
+                    f"{self.rows[f] - 1}); preprocess the data again, or give the model larger rows"
+                )
+
+
+def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
+    """The same batches, made by a thread that keeps ``depth`` of them ready."""
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: Batch | BaseException | None) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for batch in batches:
+                if not put(batch):
+                    return
+            put(None)
+        except BaseException as error:  # handed over: the consumer raises it
+            put(error)
+
+    thread = threading.Thread(target=work, name="dlrm-reader", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
