@@ -1,0 +1,224 @@
+"""MovieLens 100K: will this user like this film (rating of 4 or more)?
+
+Harper and Konstan, "The MovieLens Datasets: History and Context", 2015. The tables are user, item,
+age bucket, gender, occupation, zip prefix and release year (one id each), genres (a bag of 1 to 6),
+and two bags of the user's history, `liked` and `disliked`: the items that the user rated in the
+training part, 4 or more and less. Nothing in a row depends on its own label, nor on any label of
+val and test, and in the time split nothing depends on what comes later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from dlrm.batch import Batch
+from dlrm.datasets.base import Dataset
+from dlrm.datasets.movielens_files import Item, Ratings, read_ratings
+from dlrm.datasets.movielens_history import Bags, History
+from dlrm.errors import InputError
+
+LIKE = 4  # the lowest rating that counts as a like
+AGES = (0, 18, 25, 35, 45, 50, 56)  # lower bounds of the buckets, those of MovieLens 1M
+ZIP_PREFIX = 1  # characters: in the US the first digit is a group of states
+SPLITS = ("random", "time")
+PARTS = ("train", "val", "test")
+
+
+def load_movielens(
+    folder: str | os.PathLike[str] | None = None,
+    split: str = "random",
+    *,
+    history: int | None = None,
+) -> Dataset:
+    """MovieLens 100K from ``folder``, in either layout, cut 80/10/10 into train, val and test.
+
+    folder: default ``DLRM_DATA_DIR/ml-100k``.
+    split: ``random`` permutes the rows in file order by ``numpy.random.default_rng(0)``; ``time``
+        sorts them stably by timestamp.
+    history: keep at most this many items in a history bag (the newest in the order of the split);
+        None keeps all.
+
+    Row 0 of each table stands for an id that the training part does not have. Raises InputError for
+    missing or malformed files.
+
+    >>> load_movielens("nowhere")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    dlrm.errors.InputError: nowhere: no MovieLens 100K here. Expected ml-100k.inter, ...
+    """
+    if split not in SPLITS:
+        raise InputError(f"split {split!r} is not one of {', '.join(SPLITS)}")
+    if history is not None and history < 1:
+        raise InputError(f"history is {history}, but must be 1 or more, or None for all items")
+    ratings = read_ratings(find_movielens(folder))
+    order = split_order(ratings.time, split)  # (R,)
+    cuts = (0, len(order) * 8 // 10, len(order) * 9 // 10, len(order))
+    columns = _columns(ratings, order, cuts[1])
+    user, item = ratings.user[order], ratings.item[order]
+    label = ratings.rating[order] >= LIKE  # (R,)
+    histories = {}
+    for name, keep in (("liked", label), ("disliked", ~label)):
+        histories[name] = History.of(
+            user[: cuts[1]],
+            item[: cuts[1]],
+            keep[: cuts[1]],
+            keys=len(ratings.users),
+            before=split == "time",
+            limit=history,
+        )
+    rows = _Rows(label.astype(np.float32), user, item, columns, _genres(ratings.items), histories)
+    settings = {"split": split, "history": history, "like": LIKE, "version": 1}
+    return Dataset(
+        name=f"movielens ({split})",
+        dense_names=(),
+        table_names=(*columns, "genres", *histories),
+        rows=rows.tables(len(ratings.items)),
+        splits={part: MovieLensSplit(rows, cuts[k], cuts[k + 1]) for k, part in enumerate(PARTS)},
+        fingerprint=_fingerprint(ratings.digest, settings),
+        info=_info(rows, cuts, ratings.layout, settings),
+    )
+
+
+def find_movielens(folder: str | os.PathLike[str] | None) -> Path:
+    """``folder``, or ``DLRM_DATA_DIR/ml-100k`` where it is None."""
+    if folder is not None:
+        return Path(folder)
+    root = os.environ.get("DLRM_DATA_DIR")
+    if not root:
+        raise InputError(
+            "no folder for MovieLens 100K: set DLRM_DATA_DIR to the folder that holds ml-100k, or "
+            "name the folder with --input"
+        )
+    return Path(root) / "ml-100k"
+
+
+def split_order(time: np.ndarray, split: str) -> np.ndarray:
+    """Row numbers of the file (R,) i64 in the order train, val, test."""
+    if split == "random":
+        return np.random.default_rng(0).permutation(len(time))
+    return np.argsort(time, kind="stable")
+
+
+class MovieLensSplit:
+    """Rows [first, last) of the data set in the order of the split.
+
+    Bags are made as they are read: written out, the histories would hold some 14 million ids.
+    """
+
+    def __init__(self, rows: _Rows, first: int, last: int) -> None:
+        self.rows, self.first, self.last = rows, first, last
+        self.block = 256
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def read(self, start: int, stop: int) -> Batch:
+        """Rows [start, stop) of this part."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"rows [{start}, {stop}) of a part with {len(self)}")
+        return self.rows.read(self.first + start, self.first + stop)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All R rows in the order train, val, test."""
+
+    label: np.ndarray  # (R,) f32
+    user: np.ndarray  # (R,) i64, position in the user file
+    item: np.ndarray  # (R,) i64, position in the item file
+    columns: Mapping[str, tuple[np.ndarray, int]]  # ids (R,) i64 and rows of the table
+    genres: tuple[np.ndarray, np.ndarray, int]  # ids, starts (items + 1,), rows of the table
+    histories: Mapping[str, History]
+
+    def tables(self, items: int) -> tuple[int, ...]:
+        one_hot = [size for _, size in self.columns.values()]
+        return (*one_hot, self.genres[2], *[items + 1] * len(self.histories))
+
+    def bags(self, start: int, stop: int) -> list[Bags]:
+        user, item = self.user[start:stop], self.item[start:stop]
+        ones = np.ones(stop - start, dtype=np.int64)
+        bags = [(ids[start:stop], ones) for ids, _ in self.columns.values()]
+        bags.append(_gather(*self.genres[:2], item))
+        for history in self.histories.values():
+            found, lengths = history.bags(user, item, np.arange(start, stop))
+            bags.append((found + 1, lengths))
+        return bags
+
+    def read(self, start: int, stop: int) -> Batch:
+        ids, lengths = zip(*self.bags(start, stop), strict=True)
+        return Batch.from_bags(
+            np.zeros((stop - start, 0), dtype=np.float32),
+            np.stack(lengths),
+            np.concatenate(ids),
+            self.label[start:stop],
+        )
+
+
+def _columns(ratings: Ratings, order: np.ndarray, train: int) -> dict[str, tuple[np.ndarray, int]]:
+    """The features with one id per row: name to ids (R,) i64 and rows of the table."""
+    users, items = ratings.users, ratings.items
+    ages = np.searchsorted(AGES, [u.age for u in users], side="right")
+    by_user: dict[str, Sequence[object]] = {
+        "user": ratings.user_ids,
+        "age": ages.tolist(),
+        "gender": [u.gender for u in users],
+        "occupation": [u.occupation for u in users],
+        "zip": [u.zip_code[:ZIP_PREFIX] for u in users],
+    }
+    by_item: dict[str, Sequence[object]] = {
+        "item": ratings.item_ids,
+        "year": [i.year or None for i in items],
+    }
+    values = {name: (v, ratings.user[order]) for name, v in by_user.items()}
+    values |= {name: (v, ratings.item[order]) for name, v in by_item.items()}
+    names = ("user", "item", "age", "gender", "occupation", "zip", "year")
+    return {name: _encode(*values[name], train) for name in names}
+
+
+def _encode(values: Sequence[object], entity: np.ndarray, train: int) -> tuple[np.ndarray, int]:
+    """Ids from 1 in sorted order; 0 for None and for what the first ``train`` rows do not have.
+
+    values: one per entity. entity: (R,) i64, the entity of each row.
+    """
+    vocabulary = {v: k for k, v in enumerate(sorted(set(values) - {None}), start=1)}  # type: ignore[type-var]
+    of_entity = np.array([vocabulary.get(v, 0) for v in values], dtype=np.int64)
+    ids = of_entity[entity]
+    seen = np.zeros(len(vocabulary) + 1, dtype=bool)
+    seen[ids[:train]] = True
+    return np.where(seen[ids], ids, 0), len(vocabulary) + 1
+
+
+def _genres(items: Sequence[Item]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Ids of all items one after the other, starts (items + 1,), rows of the table."""
+    names = sorted({genre for item in items for genre in item.genres})
+    vocabulary = {name: k for k, name in enumerate(names, start=1)}
+    ids = np.array([vocabulary[g] for item in items for g in item.genres], dtype=np.int64)
+    starts = np.cumsum([0, *[len(item.genres) for item in items]])
+    return ids, starts, len(names) + 1
+
+
+def _gather(ids: np.ndarray, starts: np.ndarray, key: np.ndarray) -> Bags:
+    """The bags of ``key`` (rows,) from compressed sparse rows."""
+    lengths = starts[key + 1] - starts[key]
+    first = np.repeat(starts[key] - (np.cumsum(lengths) - lengths), lengths)
+    return ids[first + np.arange(lengths.sum())], lengths
+
+
+def _fingerprint(digest: str, settings: Mapping[str, object]) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{digest} {json.dumps(settings, sort_keys=True)}".encode())
+
+
+def _info(
+    rows: _Rows, cuts: Sequence[int], layout: str, settings: Mapping[str, object]
+) -> dict[str, object]:
+    info: dict[str, object] = {"layout": layout, **settings}
+    for k, part in enumerate(PARTS):
+        info[f"{part} rows"] = cuts[k + 1] - cuts[k]
+        info[f"{part} positives"] = float(rows.label[cuts[k] : cuts[k + 1]].mean())
+    return info

@@ -1,0 +1,331 @@
+"""MovieLens: both layouts, the splits, the bags, refusals, and the proof that nothing leaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.batch import Batch
+from dlrm.datasets.base import Dataset
+from dlrm.datasets.movielens import PARTS, find_movielens, load_movielens
+from dlrm.datasets.movielens_files import GENRES, read_ratings
+from dlrm.errors import InputError
+
+USERS, ITEMS, RATINGS = 30, 40, 600
+INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+
+
+def write_typed(folder: Path, ratings: np.ndarray) -> Path:
+    """The typed-header layout with ``ratings`` (R, 4): user, item, rating, time."""
+    rng = np.random.default_rng(5)
+    folder.mkdir(exist_ok=True)
+    lines = [INTER, *("\t".join(map(str, row)) for row in ratings.tolist())]
+    (folder / "ml-100k.inter").write_text("\n".join(lines) + "\n")
+    lines = ["user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token"]
+    for user in range(1, USERS + 1):
+        job = rng.choice(["artist", "other", "writer"])
+        lines.append(f"{user}\t{rng.integers(10, 70)}\t{rng.choice(['F', 'M'])}\t{job}\t{user}5711")
+    (folder / "ml-100k.user").write_text("\n".join(lines) + "\n")
+    lines = ["item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq"]
+    for item in range(1, ITEMS + 1):
+        genres = " ".join(rng.choice(GENRES[1:], rng.integers(1, 4), replace=False))
+        title, year = f"Cinéma {item}", str(rng.integers(1930, 1999))
+        if item in (7, 8):  # as two items of the real file are
+            title, year = ("unkonwn", "unkonwn") if item == 7 else (f"{title} (1995)", "V")
+        lines.append(f"{item}\t{title}\t{year}\t{genres}")
+    (folder / "ml-100k.item").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_official(folder: Path, typed: Path) -> Path:
+    """u.data, u.user and u.item with what the typed-header files in ``typed`` say."""
+
+    def cells(name: str) -> list[list[str]]:
+        lines = (typed / name).read_text(encoding="utf-8").split("\n")
+        return [line.split("\t") for line in lines[1:] if line]
+
+    folder.mkdir()
+    data = "".join("\t".join(row) + "\n" for row in cells("ml-100k.inter"))
+    (folder / "u.data").write_text(data)
+    (folder / "u.user").write_text("".join("|".join(r) + "\n" for r in cells("ml-100k.user")))
+    with (folder / "u.item").open("w", encoding="latin-1") as file:
+        for number, title, year, genres in cells("ml-100k.item"):
+            flags = "|".join(str(int(genre in genres.split())) for genre in GENRES)
+            date = f"01-Jan-{year}"
+            file.write(f"{number}|{title} ({year})|{date}||http://example.org/{number}|{flags}\n")
+    return folder
+
+
+def random_ratings(seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    # the last user and the last item have few ratings, so that empty bags occur in each split
+    weight = np.outer([1.0] * (USERS - 1) + [0.02], [1.0] * (ITEMS - 1) + [0.02]).ravel()
+    pairs = rng.choice(USERS * ITEMS, RATINGS, replace=False, p=weight / weight.sum())
+    times = rng.integers(0, 200, RATINGS)  # with ties
+    return np.stack([pairs // ITEMS + 1, pairs % ITEMS + 1, rng.integers(1, 6, RATINGS), times], 1)
+
+
+def flip(ratings: np.ndarray, rows: np.ndarray | list[int]) -> np.ndarray:
+    """The label of some rows of the file turned over."""
+    changed = ratings.copy()
+    changed[rows, 2] = np.where(ratings[rows, 2] >= 4, 1, 5)
+    return changed
+
+
+def order_of(ratings: np.ndarray, split: str) -> np.ndarray:
+    """Rows of the file in the order train, val, test, written as the definition says it."""
+    if split == "random":
+        return np.random.default_rng(0).permutation(len(ratings))
+    return np.array(sorted(range(len(ratings)), key=lambda row: ratings[row, 3]))
+
+
+def read_all(data: Dataset) -> Batch:
+    """All rows in the order train, val, test."""
+    return Batch.concat([split.read(0, len(split)) for split in data.splits.values()])
+
+
+def bags(data: Dataset, batch: Batch, row: int) -> list[list[int]]:
+    return [sorted(batch.bag(f, row).tolist()) for f in range(len(data.table_names))]
+
+
+def features(data: Dataset) -> list[tuple[object, ...]]:
+    """What a model sees of each row; the order inside a bag has no meaning."""
+    batch = read_all(data)
+    return [(batch.dense[k].tolist(), bags(data, batch, k)) for k in range(len(batch))]
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Path:
+    return write_typed(tmp_path / "typed", random_ratings())
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    if not os.environ.get("DLRM_DATA_DIR"):
+        pytest.skip("DLRM_DATA_DIR is not set: no MovieLens 100K here")
+    return find_movielens(None)
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_split_is_80_10_10_in_the_defined_order(typed: Path, split: str) -> None:
+    ratings = random_ratings()
+    data = load_movielens(typed, split)
+    assert [len(data.splits[part]) for part in PARTS] == [480, 60, 60]
+    ordered = ratings[order_of(ratings, split)]
+    batch = read_all(data)
+    np.testing.assert_array_equal(batch.label.numpy(), ordered[:, 2] >= 4)
+    item = batch.ids[batch.offsets[data.table_names.index("item"), :-1]].numpy()
+    known = np.isin(ordered[:, 1], ordered[:480, 1])
+    np.testing.assert_array_equal(item, np.where(known, ordered[:, 1], 0))
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_history_bags_against_their_definition(typed: Path, split: str) -> None:
+    ratings = random_ratings()
+    data = load_movielens(typed, split)
+    batch = read_all(data)
+    ordered = ratings[order_of(ratings, split)].tolist()
+    train = list(enumerate(ordered[:480]))
+    found, expected = [], []
+    for row, (user, item, _, _) in enumerate(ordered):
+        past = [
+            (i, r)
+            for k, (u, i, r, _) in train
+            if u == user and i != item and (split == "random" or k < row)
+        ]
+        expected.append((sorted(i for i, r in past if r >= 4), sorted(i for i, r in past if r < 4)))
+        all_bags = dict(zip(data.table_names, bags(data, batch, row), strict=True))
+        found.append((all_bags["liked"], all_bags["disliked"]))
+    assert found == expected
+    assert {0, 5} <= {len(liked) for liked, _ in found}, "empty and full bags must both occur"
+
+
+def test_features_of_one_row(tmp_path: Path) -> None:
+    ratings = np.array([(1 + k % 3, 1 + k, 5 - 2 * (k % 2), k) for k in range(20)])
+    data = load_movielens(write_typed(tmp_path, ratings), "time")
+    row = dict(zip(data.table_names, bags(data, read_all(data), 6), strict=True))
+    item = read_ratings(tmp_path).items[6]  # row 6: user 1 rates item 7, whose year is unknown
+    assert row["user"] == [1] and row["item"] == [7] and row["year"] == [0]
+    assert len(row["genres"]) == len(item.genres) >= 1
+    assert row["liked"] == [1] and row["disliked"] == [4]
+    last = dict(zip(data.table_names, bags(data, read_all(data), 19), strict=True))
+    assert last["item"] == [0], "item 20 is not in the training part"
+    assert last["user"] == [2]
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_no_label_of_val_or_test_reaches_a_feature(typed: Path, split: str) -> None:
+    ratings = random_ratings()
+    before = features(load_movielens(typed, split))
+    held_out = order_of(ratings, split)[480:]
+    write_typed(typed, flip(ratings, held_out))
+    assert features(load_movielens(typed, split)) == before
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_own_label_does_not_reach_a_row(typed: Path, split: str) -> None:
+    ratings = random_ratings()
+    before = features(load_movielens(typed, split))
+    order = order_of(ratings, split)
+    others = 0
+    for place in range(0, 480, 31):
+        write_typed(typed, flip(ratings, [order[place]]))
+        after = features(load_movielens(typed, split))
+        assert after[place] == before[place]
+        others += sum(a != b for a, b in zip(after, before, strict=True))
+    assert others > 100, "a training label must reach other rows, or this test proves nothing"
+
+
+def test_time_split_sees_only_the_past(typed: Path) -> None:
+    ratings = random_ratings()
+    before = features(load_movielens(typed, "time"))
+    order = order_of(ratings, "time")
+    for place in (5, 200, 470):
+        write_typed(typed, flip(ratings, order[place:]))
+        after = features(load_movielens(typed, "time"))
+        assert after[: place + 1] == before[: place + 1]
+        assert after[place + 1 :] != before[place + 1 :]
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+def test_target_is_in_neither_bag(typed: Path, split: str) -> None:
+    data = load_movielens(typed, split)
+    item, liked, disliked = (data.table_names.index(n) for n in ("item", "liked", "disliked"))
+    batch = read_all(data)
+    for row in range(len(batch)):
+        (target,) = batch.bag(item, row).tolist()
+        history = batch.bag(liked, row).tolist() + batch.bag(disliked, row).tolist()
+        assert target not in history
+        assert len(set(history)) == len(history)
+
+
+def test_reads_are_the_same_however_they_are_cut(typed: Path) -> None:
+    split = load_movielens(typed, "random").splits["train"]
+    whole = split.read(0, 480)
+    parts = Batch.concat([split.read(k, k + 96) for k in range(0, 480, 96)])
+    for name in ("dense", "ids", "offsets", "label"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+    assert len(split.read(7, 7)) == 0
+    with pytest.raises(IndexError):
+        split.read(470, 481)
+
+
+def test_history_limit_keeps_the_newest(typed: Path) -> None:
+    full, short = load_movielens(typed, "time"), load_movielens(typed, "time", history=3)
+    a, b = read_all(full), read_all(short)
+    liked = full.table_names.index("liked")
+    for row in range(600):
+        assert b.bag(liked, row).tolist() == a.bag(liked, row).tolist()[-3:]
+    assert full.fingerprint != short.fingerprint
+
+
+def test_both_layouts_give_the_same_data(typed: Path, tmp_path: Path) -> None:
+    official = write_official(tmp_path / "official", typed)
+    for split in ("random", "time"):
+        a, b = load_movielens(typed, split), load_movielens(official, split)
+        assert (a.table_names, a.rows) == (b.table_names, b.rows)
+        assert features(a) == features(b)
+        assert (a.info["layout"], b.info["layout"]) == ("typed header", "official")
+
+
+def test_ids_are_within_the_tables(typed: Path) -> None:
+    data = load_movielens(typed, "random")
+    batch = read_all(data)
+    for f, rows in enumerate(data.rows):
+        ids = batch.ids[batch.offsets[f, 0] : batch.offsets[f, -1]]
+        assert 0 <= int(ids.min()) and int(ids.max()) < rows
+
+
+Change = Callable[[Path], object]
+
+
+def edit(name: str, line: int, text: str) -> Change:
+    def apply(folder: Path) -> None:
+        lines = (folder / name).read_text(encoding="utf-8").split("\n")
+        lines[line - 1] = text
+        (folder / name).write_text("\n".join(lines), encoding="utf-8")
+
+    return apply
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "missing": (lambda d: (d / "ml-100k.user").unlink(), "ml-100k.user missing"),
+    "columns": (edit("ml-100k.inter", 9, "1\t2\t3"), r"inter:9: 3 columns, expected 4"),
+    "rating": (edit("ml-100k.inter", 4, "1\t2\tgood\t3"), r"inter:4: rating 'good' is not a num"),
+    "scale": (edit("ml-100k.inter", 4, "1\t2\t6\t3"), r"inter:4: rating is 6, but must be 1 to 5"),
+    "half": (edit("ml-100k.inter", 4, "1\t2\t3.5\t3"), r"inter:4: rating '3.5' is not a whole"),
+    "nan": (edit("ml-100k.inter", 4, "1\t2\tnan\t3"), r"inter:4: rating 'nan' is not a number"),
+    "user": (edit("ml-100k.inter", 7, "99\t2\t3\t3"), r"inter:7: user_id 99 is not in ml-100k.us"),
+    "item": (edit("ml-100k.inter", 7, "1\t99\t3\t3"), r"inter:7: item_id 99 is not in ml-100k.it"),
+    "header": (edit("ml-100k.inter", 1, "a:token\tb:float"), r"inter:1: .* no column user_id"),
+    "user twice": (edit("ml-100k.user", 3, "1\t20\tM\tx\t1"), r"user:3: user_id 1 occurs twice"),
+    "age": (edit("ml-100k.user", 3, "2\told\tM\tx\t1"), r"user:3: age 'old' is not a number"),
+    "empty": (lambda d: (d / "ml-100k.item").write_text(""), r"item:1: the header"),
+    "no rows": (lambda d: (d / "ml-100k.inter").write_text(INTER), r"inter: no rows"),
+    "bytes": (lambda d: (d / "ml-100k.item").write_bytes(b"a\n\xe9\n"), r"item:2: not utf-8 text"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_file_and_line(typed: Path, case: str) -> None:
+    change, message = REFUSED[case]
+    change(typed)
+    with pytest.raises(InputError, match=message):
+        load_movielens(typed)
+
+
+def test_a_second_rating_of_the_same_item_is_refused(typed: Path) -> None:
+    lines = (typed / "ml-100k.inter").read_text().split("\n")
+    (typed / "ml-100k.inter").write_text("\n".join([*lines[:9], lines[3]]))
+    with pytest.raises(InputError, match=r"inter:10: user \d+ rates item \d+ twice"):
+        load_movielens(typed)
+
+
+def test_refusals_of_the_official_layout(typed: Path, tmp_path: Path) -> None:
+    folder = write_official(tmp_path / "official", typed)
+    edit("u.user", 2, "2|30|M|writer")(folder)
+    with pytest.raises(InputError, match=r"u\.user:2: 4 columns, expected 5"):
+        load_movielens(folder)
+    (folder / "u.item").unlink()
+    with pytest.raises(InputError, match=r"u\.item missing"):
+        load_movielens(folder)
+
+
+def test_nothing_there_names_both_layouts_and_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=r"ml-100k\.inter.*u\.data.*DLRM_DATA_DIR"):
+        load_movielens(tmp_path)
+    monkeypatch.delenv("DLRM_DATA_DIR", raising=False)
+    with pytest.raises(InputError, match="DLRM_DATA_DIR"):
+        load_movielens()
+    monkeypatch.setenv("DLRM_DATA_DIR", str(tmp_path))
+    with pytest.raises(InputError, match="ml-100k: no MovieLens 100K here"):
+        load_movielens()
+
+
+def test_bad_arguments(typed: Path) -> None:
+    with pytest.raises(InputError, match="split 'leave-one-out' is not one of random, time"):
+        load_movielens(typed, "leave-one-out")
+    with pytest.raises(InputError, match="history is 0"):
+        load_movielens(typed, history=0)
+
+
+def test_real_data(real: Path, tmp_path: Path) -> None:
+    official = None
+    if (real / "ml-100k.inter").is_file():
+        official = write_official(tmp_path / "official", real)
+    for split in ("random", "time"):
+        data = load_movielens(real, split)
+        assert [len(data.splits[part]) for part in PARTS] == [80_000, 10_000, 10_000]
+        batch = read_all(data)
+        assert batch.label.sum() == 55_375
+        liked = data.table_names.index("liked")
+        assert batch.lengths()[liked].float().mean() > 30
+        if official is not None:
+            assert torch.equal(read_all(load_movielens(official, split)).ids, batch.ids)
