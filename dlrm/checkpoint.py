@@ -1,0 +1,229 @@
+"""Checkpoints: written whole or not at all, checked when read, never executed.
+
+A checkpoint is a folder: ``model.safetensors``, ``optimizer.safetensors`` (moments and the random
+state) and ``state.json`` (settings, position, and the checksum of the other two). It is written
+under a temporary name and renamed, so a folder named ``step-*`` is always complete; a later damage
+is found by the checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dlrm.config import DLRMConfig
+from dlrm.errors import InputError
+from dlrm.model import DLRM
+
+FORMAT, VERSION = "dlrm-checkpoint", 1
+
+
+class CheckpointError(InputError):
+    """A checkpoint is missing, damaged, foreign, or does not fit."""
+
+
+def save(
+    path: Path,
+    model: nn.Module,
+    state: dict[str, Any],
+    optimizers: dict[str, torch.optim.Optimizer] | None = None,
+) -> None:
+    """Write a checkpoint folder at ``path``, replacing one that is there.
+
+    Raises OSError (a full disk, say) and leaves what was there before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".partial-{path.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        files = {"model.safetensors": _contiguous(model.state_dict())}
+        plain: dict[str, Any] = {}
+        if optimizers is not None:
+            tensors, plain = _flatten(optimizers)
+            tensors["random.torch"] = torch.get_rng_state()
+            if torch.cuda.is_available():
+                tensors["random.cuda"] = torch.cuda.get_rng_state()
+            files["optimizer.safetensors"] = tensors
+        listed = {}
+        for name, tensors in files.items():
+            try:
+                save_file(tensors, partial / name)
+            except SafetensorError as error:
+                raise OSError(f"{partial / name}: {error}") from error
+            listed[name] = {"bytes": (partial / name).stat().st_size, "xxh3": _hash(partial / name)}
+        whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
+        whole["files"] = listed
+        _write(partial / "state.json", json.dumps(whole, indent=1))
+        _replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """Put ``partial`` at ``path``; a folder cannot be renamed over one with files in it."""
+    old = path.parent / f".old-{path.name}"
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.rename(path, old)
+    os.rename(partial, path)
+    shutil.rmtree(old, ignore_errors=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename it."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        _write(partial, text)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """``state.json`` of a checkpoint, once its files agree with their checksums."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path / 'state.json'}: not a checkpoint of this package")
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path}: checkpoint version {state.get('version')}, this package reads {VERSION}"
+        )
+    for name, expected in state["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing from the checkpoint")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"{file}: truncated or replaced: {size} bytes, written as {expected['bytes']}"
+            )
+        if _hash(file) != expected["xxh3"]:
+            raise CheckpointError(f"{file}: damaged: its checksum is not the one written with it")
+    return state
+
+
+def load_into(
+    path: Path, model: nn.Module, optimizers: dict[str, torch.optim.Optimizer] | None = None
+) -> dict[str, Any]:
+    """Put a checkpoint's weights (and optimizers and random state) in place; return its state."""
+    state = read_state(path)
+    try:
+        model.load_state_dict(load_file(path / "model.safetensors"))
+    except (RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: its weights do not fit this model: {error}") from None
+    if optimizers is not None:
+        if "optimizer.safetensors" not in state["files"]:
+            raise CheckpointError(f"{path}: holds weights only, so a run cannot go on from it")
+        tensors = load_file(path / "optimizer.safetensors")
+        torch.set_rng_state(tensors.pop("random.torch"))
+        cuda = tensors.pop("random.cuda", None)
+        if cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(cuda)
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(_unflatten(name, tensors, state["optimizers"][name]))
+    return state
+
+
+def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
+    """The model of a checkpoint, or of a run's best one, in evaluation mode; and its state."""
+    folder = resolve(path)
+    state = read_state(folder)
+    try:
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in state["model"].items()}
+        model = DLRM(DLRMConfig(**values))
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'state.json'}: has no usable model: {error}") from None
+    load_into(folder, model)
+    return model.eval(), state
+
+
+def resolve(path: str | Path) -> Path:
+    """A checkpoint's own folder, from it or from a run's ``--out``: the best, else the newest."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file or folder")
+    if (path / "state.json").exists():
+        return path
+    if (path / "best" / "state.json").exists():
+        return path / "best"
+    found = steps(path)
+    if not found:
+        raise CheckpointError(f"{path}: no checkpoint in it; name a run's --out or a step-* folder")
+    return found[-1]
+
+
+def steps(out: Path) -> list[Path]:
+    """The step checkpoints of a run, oldest first."""
+    return sorted(p for p in (out / "checkpoints").glob("step-*") if p.is_dir())
+
+
+def prune(out: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` step checkpoints, and what a killed save left behind."""
+    for old in steps(out)[:-keep]:
+        shutil.rmtree(old)
+    for rest in (out / "checkpoints").glob(".*-step-*"):
+        shutil.rmtree(rest)
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+
+def _flatten(
+    optimizers: dict[str, torch.optim.Optimizer],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for name, optimizer in optimizers.items():
+        whole = optimizer.state_dict()
+        plain[name] = {"groups": whole["param_groups"]}
+        for index, slots in whole["state"].items():
+            for slot, value in slots.items():
+                tensors[f"{name}.{index}.{slot}"] = torch.as_tensor(value).cpu().contiguous()
+    return tensors, plain
+
+
+def _unflatten(name: str, tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        owner, index, slot = key.split(".")
+        if owner == name:
+            state.setdefault(int(index), {})[slot] = value
+    return {"state": state, "param_groups": plain["groups"]}
+
+
+def _hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

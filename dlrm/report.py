@@ -1,0 +1,115 @@
+"""What a run tells: a progress bar, a JSON log, TensorBoard, lines on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from dlrm.checkpoint import write_atomic
+from dlrm.errors import InputError
+from dlrm.metrics import Scores
+
+
+class Report:
+    """Progress of a run. ``quiet`` silences the bar and the lines, not the files."""
+
+    def __init__(self, log: Path | None, tensorboard: str = "", quiet: bool = False) -> None:
+        self.log_path, self.quiet = log, quiet
+        self.file: TextIO | None = None
+        self.bar: tqdm | None = None
+        self.board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise InputError(
+                    "--tensorboard needs the tensorboard package: pip install tensorboard"
+                ) from None
+            self.board = SummaryWriter(tensorboard)
+
+    def open_log(self, keep_to_step: int) -> None:
+        """Open the log; of an earlier run keep what happened up to the step it goes on from."""
+        if self.log_path is None:
+            return
+        kept = []
+        if keep_to_step > 0 and self.log_path.exists():
+            for line in self.log_path.read_text().splitlines():
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    break  # the line that a kill cut short: all after it is newer
+                if event.get("step", 0) <= keep_to_step:
+                    kept.append(line + "\n")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.log_path, "".join(kept))
+        self.file = open(self.log_path, "a")
+
+    def say(self, line: str) -> None:
+        """A line on the terminal, above the bar."""
+        if not self.quiet:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def warn(self, line: str) -> None:
+        """A line on stderr, also when quiet."""
+        tqdm.write(f"warning: {line}", file=sys.stderr)
+
+    def start(self, total: int, done: int, batch_size: int) -> None:
+        """Show the bar of a training of ``total`` steps."""
+        self.batch_size = batch_size
+        self.bar = tqdm(
+            total=total,
+            initial=done,
+            unit="step",
+            disable=self.quiet,
+            mininterval=0.5,
+            dynamic_ncols=True,
+        )
+
+    def step(self, step: int, loss: float, lr: float) -> None:
+        """One training step is done."""
+        if self.file is not None:
+            self.file.write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
+        if self.board is not None:
+            self.board.add_scalar("train/loss", loss, step)
+        if self.bar is not None and self.bar.update(1):
+            rate = self.bar.format_dict["rate"] or 0.0
+            self.bar.set_postfix_str(
+                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s", refresh=False
+            )
+
+    def scores(self, split: str, step: int, scores: Scores) -> None:
+        """A validation or test is done."""
+        self.say(f"step {step:,} {split}: {scores}")
+        self.event(split, step=step, **scores.as_dict())
+        if self.board is not None:
+            for name in ("auc", "logloss", "ne", "calibration"):
+                self.board.add_scalar(f"{split}/{name}", getattr(scores, name), step)
+
+    def event(self, event: str, **values: object) -> None:
+        """A line in the log."""
+        if self.file is not None:
+            self.file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def flush(self) -> None:
+        """Put the log on disk, as a checkpoint does with the weights."""
+        if self.file is not None:
+            self.file.flush()
+        if self.board is not None:
+            self.board.flush()
+
+    def close(self) -> None:
+        """Close the bar and the files."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+        if self.board is not None:
+            self.board.close()
+            self.board = None

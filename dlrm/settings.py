@@ -1,0 +1,142 @@
+"""What a training run is told: one field per flag of ``python -m dlrm.train``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from dlrm.config import DLRMConfig, option
+from dlrm.errors import InputError
+from dlrm.optim import DENSE, SPARSE
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data to train on, and in what batches."""
+
+    data: str = option("", "the data set (required): criteo, movielens or synthetic")
+    input: str = option("", "its folder; movielens: DLRM_DATA_DIR/ml-100k unless given")
+    split: str = option("random", "movielens: random or time")
+    samples: int = option(1_000_000, "synthetic: training rows (val and test have a tenth each)")
+    batch_size: int = option(128, "samples per training step")
+    eval_batch_size: int = option(4096, "samples per evaluation step")
+    window: int = option(1 << 17, "rows held in memory and shuffled together")
+    limit_train_batches: int = option(0, "batches per epoch at most; 0: all")
+    limit_val_batches: int = option(0, "batches per validation at most; 0: all")
+    limit_test_batches: int = option(0, "batches in the final test at most; 0: all")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights are updated."""
+
+    dense_optimizer: str = option("adam", "for the MLPs: " + ", ".join(DENSE))
+    dense_lr: float = option(1e-3, "its learning rate")
+    dense_weight_decay: float = option(0.0, "its weight decay")
+    sparse_optimizer: str = option("rowwise_adagrad", "for the tables: " + ", ".join(SPARSE))
+    sparse_lr: float = option(0.05, "its learning rate")
+    sparse_weight_decay: float = option(0.0, "L2 on looked-up rows")
+    clip: float = option(0.0, "largest joint 2-norm of all gradients; 0: no clipping")
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    decay_start: int = option(0, "step at which polynomial decay starts")
+    decay_steps: int = option(0, "steps of decay to zero; 0: none")
+    decay_power: float = option(2.0, "power of the decay")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, on what, and what is kept."""
+
+    out: str = option("", "folder for checkpoints, log and summary.json (required)")
+    epochs: int = option(1, "passes over the training data")
+    steps: int = option(0, "stop after this many steps; 0: by --epochs")
+    eval_every: int = option(0, "steps between validations; 0: after each epoch")
+    early_stop: str = option("none", "none, auc or ne: stop when it no longer improves")
+    patience: int = option(2, "validations without improvement before the early stop")
+    best: str = option("auc", "auc or ne: which validation metric picks the weights to test")
+    seed: int = option(0, "seed of the weights, the shuffle and dropout")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
+    threads: int = option(0, "CPU threads; 0: all cores")
+    compile: str = option("none", "none, inductor or dlrm")
+    deterministic: bool = option(False, "refuse operations that are not deterministic")
+    save_every: int = option(0, "steps between checkpoints; 0: one at the end of each epoch")
+    keep: int = option(2, "checkpoints kept besides the best")
+    resume: str = option("", "auto: go on from the newest checkpoint in --out; or a checkpoint")
+    overwrite: bool = option(False, "replace a run that is in --out already")
+    log_json: str = option("", "log file, a JSON object per line; --out/log.jsonl unless given")
+    tensorboard: str = option("", "folder for TensorBoard events")
+    profile: str = option("", "write a trace of steps 5 to 15 to this JSON file (Chrome format)")
+    quiet: bool = option(False, "print only the result")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run: the model, the data, the optimizers, the run."""
+
+    preset: str = "tiny"
+    model: DLRMConfig = dataclasses.field(default_factory=DLRMConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+
+    def validate(self) -> None:
+        """Raise InputError naming the first argument that cannot be right."""
+        _choice("data", self.data.data, ("criteo", "movielens", "synthetic"), "name the data set")
+        _choice("split", self.data.split, ("random", "time"))
+        _choice("early_stop", self.run.early_stop, ("none", "auc", "ne"))
+        _choice("best", self.run.best, ("auc", "ne"))
+        _choice("dtype", self.run.dtype, ("f32", "bf16"))
+        _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
+        _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
+        _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
+        if not self.run.out:
+            raise InputError("--out: name the folder for checkpoints and summary.json")
+        for part in (self.data, self.optim, self.run):
+            for f in dataclasses.fields(part):
+                value = getattr(part, f.name)
+                if isinstance(value, int | float) and not value >= 0:
+                    raise InputError(f"--{f.name.replace('_', '-')}: {value} must not be negative")
+        for name, value in (
+            ("batch-size", self.data.batch_size),
+            ("eval-batch-size", self.data.eval_batch_size),
+            ("keep", self.run.keep),
+            ("patience", self.run.patience),
+            ("samples", self.data.samples),
+        ):
+            if value < 1:
+                raise InputError(f"--{name}: {value} must be at least 1")
+        if self.run.steps == 0 and self.run.epochs == 0:
+            raise InputError("--epochs and --steps are both 0: give one of them")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values, as in the TOML and JSON files."""
+        return dataclasses.asdict(self)
+
+    def fate(self) -> dict[str, Any]:
+        """The settings that the result depends on, flat: a resumed run must agree in all of them."""
+        free = {
+            "out", "epochs", "steps", "save_every", "keep", "resume", "overwrite", "log_json",
+            "tensorboard", "profile", "quiet", "threads", "input", "preset",
+        }  # fmt: skip
+        flat = {"preset": self.preset}
+        for part in (self.model, self.data, self.optim, self.run):
+            flat |= dataclasses.asdict(part)
+        return {name: value for name, value in flat.items() if name not in free}
+
+    def hash(self) -> str:
+        """A short digest of ``fate()`` and the length of the run."""
+        told = {**self.fate(), "epochs": self.run.epochs, "steps": self.run.steps}
+        return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True))
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...], hint: str = "") -> None:
+    if value not in allowed:
+        flag = "--" + name.replace("_", "-")
+        raise InputError(
+            f"{flag}: {hint + '; ' if hint else ''}{value!r} is none of {', '.join(allowed)}"
+        )

@@ -1,0 +1,378 @@
+"""The training loop: steps, validations, checkpoints, and going on from one bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlrm import checkpoint
+from dlrm.batch import Batch
+from dlrm.datasets.base import Dataset
+from dlrm.datasets.reader import Reader
+from dlrm.diagnose import TrainingDiverged, why_not_finite
+from dlrm.errors import InputError
+from dlrm.metrics import Collector, Scores
+from dlrm.model import DLRM
+from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
+from dlrm.report import Report
+from dlrm.settings import TrainConfig
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run is. All of it is in a checkpoint."""
+
+    step: int = 0  # updates done
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch done
+    best: float | None = None  # of the metric that picks the weights to test
+    best_step: int = 0
+    best_scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    stale: int = 0  # validations since the best one
+    validated: int = -1  # step of the last validation
+    validate: bool = False  # a validation is due that an interrupt cut short
+    done: bool = False
+
+
+class Trainer:
+    """One run of ``config`` over ``dataset``; ``fit()`` trains, ``test()`` scores the best weights."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, report: Report) -> None:
+        self.config, self.dataset, self.report = config, dataset, report
+        self.out = Path(config.run.out)
+        self.device = pick_device(config.run.device)
+        torch.manual_seed(config.run.seed)
+        self.model = DLRM(config.model).to(self.device)
+        self.forward = compiled(self.model, config.run.compile)
+        opt = config.optim
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "dense": dense_optimizer(
+                self.model.dense_parameters(),
+                opt.dense_optimizer,
+                opt.dense_lr,
+                opt.dense_weight_decay,
+            )
+        }
+        if tables := self.model.sparse_parameters():
+            self.optimizers["sparse"] = SparseRows(
+                tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
+            )
+        self.schedules = {
+            name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
+            for name, o in self.optimizers.items()
+        }
+        self.train_reader = Reader.of(
+            dataset,
+            "train",
+            config.data.batch_size,
+            shuffle=True,
+            seed=config.run.seed,
+            window=config.data.window,
+        )
+        if len(self.train_reader.split) == 0:
+            raise InputError(f"{dataset.name}: its training split has no rows")
+        self.epoch_batches = limited(len(self.train_reader), config.data.limit_train_batches)
+        self.total_steps = config.run.steps or config.run.epochs * self.epoch_batches
+        self.at = Position()
+        self.trained_rows, self.train_seconds = 0, 0.0
+        self._pending: list[tuple[Position, Batch, Tensor]] = []
+        self._interrupted = False
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean binary cross-entropy of a batch on this run's device, in f32."""
+        with self._autocast():
+            logits = self.forward(*batch.inputs())
+        return F.binary_cross_entropy_with_logits(logits.float(), batch.label)
+
+    def step(self, batch: Batch) -> Tensor:
+        """Forward, backward, update; returns the loss before the update."""
+        batch = batch.to(self.device)
+        loss = self.loss(batch)
+        loss.backward()
+        if self.config.optim.clip > 0:
+            clip_gradients(self.model.parameters(), self.config.optim.clip)
+        for name, optimizer in self.optimizers.items():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            self.schedules[name].step()
+        return loss.detach()
+
+    def _autocast(self) -> Any:
+        if self.config.run.dtype == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the end, an early stop, or an interrupt (which saves, then raises)."""
+        self.report.start(self.total_steps, self.at.step, self.config.data.batch_size)
+        with self._catch_interrupt(), self._profiler() as profiler:
+            if self.at.validate:
+                self._validate()
+            while not self.at.done and self.at.step < self.total_steps:
+                self._run_epoch(profiler)
+            if not self.at.done:
+                if self.at.validated != self.at.step:
+                    self._validate()
+                self.at.done = True
+            self._save_last()
+
+    def _run_epoch(self, profiler: Any) -> None:
+        started = time.perf_counter()
+        with self._batches() as batches:
+            for batch in batches:
+                loss = self.step(batch)
+                self.at.step, self.at.batch = self.at.step + 1, self.at.batch + 1
+                self._record(batch, loss)
+                if profiler is not None:
+                    profiler.step()
+                ends = self.at.batch == self.epoch_batches
+                if ends:
+                    self.at.epoch, self.at.batch = self.at.epoch + 1, 0
+                if self._due(ends):
+                    self._flush_losses()
+                    self.train_seconds += time.perf_counter() - started
+                    self._validate_and_save(ends)
+                    started = time.perf_counter()
+                if self._interrupted:
+                    self._stop_here()
+                if self.at.done or self.at.step >= self.total_steps:
+                    break
+        self._flush_losses()
+        self.train_seconds += time.perf_counter() - started
+
+    @contextmanager
+    def _batches(self) -> Iterator[Iterator[Batch]]:
+        """The rest of this epoch; closed on leaving, so that its thread ends too."""
+        batches = self.train_reader.epoch(self.at.epoch, self.at.batch)
+        try:
+            yield itertools.islice(batches, self.epoch_batches - self.at.batch)
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+    def _record(self, batch: Batch, loss: Tensor) -> None:
+        """Keep the loss; on a GPU it is read some steps later, so as not to wait for each."""
+        self.trained_rows += len(batch)
+        self._pending.append((dataclasses.replace(self.at), batch, loss))
+        if self.device.type == "cpu" or len(self._pending) >= 16:
+            self._flush_losses()
+
+    def _flush_losses(self) -> None:
+        lr = self.optimizers["dense"].param_groups[0]["lr"]
+        for at, batch, loss in self._pending:
+            value = float(loss)
+            if not math.isfinite(value):
+                self.report.flush()
+                raise TrainingDiverged(why_not_finite(self.model, batch, at, value, self.config))
+            self.report.step(at.step, value, lr)
+        self._pending.clear()
+
+    def _due(self, ends: bool) -> bool:
+        run = self.config.run
+        return (
+            (ends and 0 in (run.eval_every, run.save_every))
+            or (run.eval_every > 0 and self.at.step % run.eval_every == 0)
+            or (run.save_every > 0 and self.at.step % run.save_every == 0)
+        )
+
+    def _validate_and_save(self, ends: bool) -> None:
+        run, step = self.config.run, self.at.step
+        if (ends and run.eval_every == 0) or (run.eval_every > 0 and step % run.eval_every == 0):
+            self._validate()
+        if (ends and run.save_every == 0) or (run.save_every > 0 and step % run.save_every == 0):
+            self.save()
+
+    # ---- validation and test -------------------------------------------------------------------
+
+    def score(self, split: str, limit: int = 0) -> Scores:
+        """The metrics of the current weights on a split."""
+        reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
+        collector = Collector()
+        self.model.eval()
+        with torch.inference_mode(), self._autocast():
+            for batch in itertools.islice(reader, limited(len(reader), limit)):
+                logits = self.forward(*batch.to(self.device).inputs())
+                collector.update(batch.label.numpy(), logits.float().cpu().numpy())
+                if self._interrupted:
+                    break
+        self.model.train()
+        return collector.result()
+
+    def _validate(self) -> None:
+        self.at.validate = True
+        if "val" not in self.dataset.splits or len(self.dataset.splits["val"]) == 0:
+            raise InputError(f"{self.dataset.name}: its validation split has no rows")
+        scores = self.score("val", self.config.data.limit_val_batches)
+        if self._interrupted:  # the rest of the split was not read: this one is due again
+            self._stop_here()
+        self.at.validate, self.at.validated = False, self.at.step
+        self.report.scores("val", self.at.step, scores)
+        run = self.config.run
+        metric = run.best if run.early_stop == "none" else run.early_stop
+        value = getattr(scores, metric) * (-1 if metric == "ne" else 1)  # more is better
+        if self.at.best is None or value > self.at.best or math.isnan(self.at.best):
+            self.at.best, self.at.best_step, self.at.stale = value, self.at.step, 0
+            self.at.best_scores = scores.as_dict()
+            self._save_to(self.out / "best", weights_only=True)
+        else:
+            self.at.stale += 1
+            if run.early_stop != "none" and self.at.stale >= run.patience:
+                self.report.say(f"early stop: no better {run.early_stop} in {run.patience} times")
+                self.at.done = True
+
+    def test(self) -> Scores:
+        """The test metrics of the best weights (which stay in the model)."""
+        checkpoint.load_into(self.out / "best", self.model)
+        scores = self.score("test", self.config.data.limit_test_batches)
+        self.report.scores("test", self.at.best_step, scores)
+        return scores
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint; a full disk is reported, and the run goes on with the last one."""
+        self.report.flush()
+        try:
+            self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
+            checkpoint.prune(self.out, self.config.run.keep)
+        except OSError as error:
+            self.report.warn(f"step {self.at.step}: checkpoint not saved, training goes on: {error}")
+
+    def _save_last(self) -> None:
+        self.report.flush()
+        self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
+        checkpoint.prune(self.out, self.config.run.keep)
+
+    def _save_to(self, path: Path, weights_only: bool = False) -> None:
+        state = {
+            **dataclasses.asdict(self.at),
+            "preset": self.config.preset,
+            "model": dataclasses.asdict(self.config.model),
+            "fate": self.config.fate(),
+            "source": dataclasses.asdict(self.config.data),
+            "dataset": {
+                "name": self.dataset.name,
+                "fingerprint": self.dataset.fingerprint,
+                "dense_names": self.dataset.dense_names,
+                "table_names": self.dataset.table_names,
+            },
+            "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
+        }
+        checkpoint.save(path, self.model, state, None if weights_only else self.optimizers)
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint of the same run: same settings, same data."""
+        state = checkpoint.read_state(path)
+        now = {**self.config.fate(), "fingerprint of the data": self.dataset.fingerprint}
+        then = {**state["fate"], "fingerprint of the data": state["dataset"]["fingerprint"]}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}
+        if changed := [k for k in plain if plain[k] != then.get(k)]:
+            shown = "; ".join(f"{k}: it has {then.get(k)!r}, now {plain[k]!r}" for k in changed)
+            raise checkpoint.CheckpointError(
+                f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
+                "anew with --overwrite"
+            )
+        checkpoint.load_into(path, self.model, self.optimizers)
+        for name, values in state["schedules"].items():
+            self.schedules[name].load_state_dict(values)
+        names = [f.name for f in dataclasses.fields(Position)]
+        self.at = Position(**{name: state[name] for name in names})
+        self.at.done = self.at.done and self.at.step >= self.total_steps
+
+    # ---- around the loop -----------------------------------------------------------------------
+
+    @contextmanager
+    def _catch_interrupt(self) -> Iterator[None]:
+        """Ctrl-C or SIGTERM ends the run after the step at hand; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def caught(number: int, frame: object) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        old = {s: signal.signal(s, caught) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _stop_here(self) -> None:
+        self._flush_losses()
+        self._save_last()
+        raise Interrupted(self.at.step, self.out)
+
+    @contextmanager
+    def _profiler(self) -> Iterator[Any]:
+        path = self.config.run.profile
+        if not path:
+            yield None
+            return
+        with torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=4, warmup=1, active=10, repeat=1),
+            on_trace_ready=lambda p: p.export_chrome_trace(path),
+        ) as profiler:
+            yield profiler
+
+
+class Interrupted(Exception):
+    """The run was interrupted, and saved."""
+
+    def __init__(self, step: int, out: Path) -> None:
+        super().__init__(f"stopped at step {step:,} and saved; --out {out} --resume auto goes on")
+        self.step = step
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device: {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"--device: {name!r}, but PyTorch sees {torch.cuda.device_count()} GPUs; use --device cpu"
+        )
+    return device
+
+
+def compiled(model: nn.Module, how: str) -> Any:
+    """The model, or what a compiler made of it (sharing its weights)."""
+    if how == "none":
+        return model
+    if how == "inductor":
+        return torch.compile(model)
+    raise InputError(f"--compile {how}: not in this version yet; use none or inductor")
+
+
+def limited(batches: int, limit: int) -> int:
+    """``batches``, but at most ``limit`` where that is not 0."""
+    return min(batches, limit) if limit else batches
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
