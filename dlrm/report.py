@@ -102,11 +102,15 @@ class Report:
         if self.board is not None:
             self.board.flush()
 
-    def close(self) -> None:
-        """Close the bar and the files."""
+    def stop(self) -> None:
+        """Take the bar away: training has ended."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+    def close(self) -> None:
+        """Close the bar and the files."""
+        self.stop()
         if self.file is not None:
             self.file.close()
             self.file = None

@@ -22,6 +22,7 @@ class DataConfig:
     input: str = option("", "its folder; movielens: DLRM_DATA_DIR/ml-100k unless given")
     split: str = option("random", "movielens: random or time")
     samples: int = option(1_000_000, "synthetic: training rows (val and test have a tenth each)")
+    data_seed: int = option(0, "synthetic: seed of the data")
     batch_size: int = option(128, "samples per training step")
     eval_batch_size: int = option(4096, "samples per evaluation step")
     window: int = option(1 << 17, "rows held in memory and shuffled together")
@@ -79,6 +80,7 @@ class TrainConfig:
     """A whole run: the model, the data, the optimizers, the run."""
 
     preset: str = "tiny"
+    asked: tuple[str, ...] = ()  # model fields that the user gave, so that data do not replace them
     model: DLRMConfig = dataclasses.field(default_factory=DLRMConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
@@ -115,7 +117,9 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values, as in the TOML and JSON files."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        del values["asked"]
+        return values
 
     def fate(self) -> dict[str, Any]:
         """The settings that the result depends on, flat: a resumed run must agree in all of them."""
@@ -131,7 +135,7 @@ class TrainConfig:
     def hash(self) -> str:
         """A short digest of ``fate()`` and the length of the run."""
         told = {**self.fate(), "epochs": self.run.epochs, "steps": self.run.steps}
-        return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True))
+        return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -131,6 +131,7 @@ class Trainer:
                 if self.at.validated != self.at.step:
                     self._validate()
                 self.at.done = True
+            self.report.stop()
             self._save_last()
 
     def _run_epoch(self, profiler: Any) -> None:
@@ -197,6 +198,20 @@ class Trainer:
             self._validate()
         if (ends and run.save_every == 0) or (run.save_every > 0 and step % run.save_every == 0):
             self.save()
+
+    def time_step(self) -> float:
+        """Seconds of a forward and backward pass on the next batch. Nothing of the run changes."""
+        batch = next(iter(self.train_reader.epoch(self.at.epoch, self.at.batch))).to(self.device)
+        with torch.random.fork_rng():
+            times = []
+            for _ in range(3):
+                started = time.perf_counter()
+                self.loss(batch).backward()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                times.append(time.perf_counter() - started)
+                self.model.zero_grad(set_to_none=True)
+        return min(times)
 
     # ---- validation and test -------------------------------------------------------------------
 

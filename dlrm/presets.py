@@ -1,0 +1,13 @@
+"""Training settings of the named presets: what differs from the defaults in ``settings.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TRAIN_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {},
+    "movielens": {},
+    "kaggle": {"data": {"batch_size": 2048}},
+    "terabyte": {"data": {"batch_size": 2048}},
+    "dcnv2": {"data": {"batch_size": 2048}},
+}

@@ -1,0 +1,256 @@
+"""Train a DLRM: ``python -m dlrm.train --preset tiny --data synthetic --out DIR``.
+
+In a notebook: ``summary = train(make_config("tiny", data="synthetic", out="run", steps=100))``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm import checkpoint, cli
+from dlrm.config import PRESETS, DLRMConfig
+from dlrm.datasets.base import Dataset
+from dlrm.datasets.load import fit_model, load_dataset
+from dlrm.datasets.reader import Reader
+from dlrm.errors import InputError
+from dlrm.presets import TRAIN_PRESETS
+from dlrm.report import Report
+from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
+from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
+
+PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig}
+OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml")
+
+
+def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainConfig:
+    """The configuration of a run: a preset, then a TOML file, then ``settings`` by flag name.
+
+    >>> make_config("kaggle", data="synthetic", out="run", dim=32).model.dim
+    32
+    """
+    tables = cli.read_toml(toml) if toml else {}
+    preset = str(settings.pop("preset", tables.pop("preset", preset)))
+    if preset not in PRESETS:
+        raise InputError(f"--preset: no {preset!r}; there are {', '.join(PRESETS)}")
+    parts: dict[str, Any] = {name: part() for name, part in PARTS.items()}
+    parts["model"] = PRESETS[preset]
+    for name, values in TRAIN_PRESETS[preset].items():
+        parts[name] = cli.override(parts[name], values, f"preset {preset}")
+    for name, table in tables.items():
+        if name not in parts or not isinstance(table, dict):
+            raise InputError(f"{toml}: unknown entry {name!r}; there are preset, {', '.join(parts)}")
+        parts[name] = cli.override(parts[name], table, f"{toml}: [{name}]")
+    asked = set(tables.get("model", {}))
+    for name, part in PARTS.items():
+        own = {f.name for f in dataclasses.fields(part)} & settings.keys()
+        asked |= own if name == "model" else set()
+        given = {key: settings.pop(key) for key in sorted(own)}
+        parts[name] = cli.override(parts[name], given, "settings")
+    if settings:
+        known = [f.name for part in PARTS.values() for f in dataclasses.fields(part)]
+        raise InputError(f"settings: unknown {sorted(settings)}; there are {', '.join(known)}")
+    return TrainConfig(preset=preset, asked=tuple(sorted(asked)), **parts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, one group for each part of the configuration."""
+    flags = argparse.ArgumentParser(
+        prog="python -m dlrm.train",
+        description="Train a DLRM and test the weights of the best validation.",
+        epilog="Precedence: preset, then --config, then flags. Defaults are those of no preset.",
+    )
+    flags.add_argument("--preset", default=argparse.SUPPRESS, help=f"{', '.join(PRESETS)} (tiny)")
+    flags.add_argument("--config", default="", help="TOML file with tables model, data, optim, run")
+    titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run"}
+    for name, part in PARTS.items():
+        cli.add_flags(flags, part, titles[name])
+    return flags
+
+
+def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]:
+    """Train as ``config`` says and return what ``summary.json`` holds.
+
+    ``dataset``: data made by the caller, instead of those that ``config.data`` names.
+    Raises InputError for settings or data that cannot be right, TrainingDiverged for a loss that is
+    not finite, Interrupted after an interrupt, once the run is saved.
+    """
+    config.validate()
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    torch.use_deterministic_algorithms(config.run.deterministic)
+    _check_out(config)
+    if dataset is None:
+        dataset = load_dataset(config.data, config.model)
+    model = fit_model(config.model, dataset, frozenset(config.asked))
+    config = dataclasses.replace(config, model=model)
+    out = Path(config.run.out)
+    log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
+    report = Report(log, config.run.tensorboard, config.run.quiet)
+    try:
+        trainer = Trainer(config, dataset, report)
+        origin = _resume_from(config, trainer)
+        _begin(config, trainer, origin)
+        trainer.fit()
+        scores = trainer.test()
+        summary = _summary(config, trainer, scores)
+        checkpoint.write_atomic(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        return summary
+    finally:
+        report.close()
+
+
+def _check_out(config: TrainConfig) -> None:
+    """Refuse an --out that holds something else, or a run that nobody said to touch."""
+    out = Path(config.run.out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is not a folder")
+    there = os.listdir(out) if out.is_dir() else []
+    if there and "config.toml" not in there:
+        raise InputError(f"--out: {out} has other files and no run in it; name a new folder")
+    if there and not (config.run.resume or config.run.overwrite):
+        raise InputError(
+            f"--out: {out} holds a run; --resume auto goes on with it, --overwrite trains anew"
+        )
+    if config.run.resume and config.run.overwrite:
+        raise InputError("--resume and --overwrite contradict each other: give one")
+
+
+def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
+    """Restore the checkpoint to go on from; None if there is none yet."""
+    resume, out = config.run.resume, Path(config.run.out)
+    if not resume:
+        return None
+    if resume != "auto":
+        path = checkpoint.resolve(resume)
+        trainer.restore(path)
+        return path
+    damaged = []
+    for path in reversed(checkpoint.steps(out)):
+        try:
+            checkpoint.read_state(path)
+        except checkpoint.CheckpointError as error:
+            trainer.report.warn(f"{error}; trying the checkpoint before it")
+            damaged.append(path)
+            continue
+        trainer.restore(path)
+        return path
+    if damaged:
+        raise checkpoint.CheckpointError(
+            f"{out}: none of its checkpoints can be read ({', '.join(p.name for p in damaged)}); "
+            "--overwrite trains anew"
+        )
+    return None
+
+
+def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
+    """Clear or keep what is in --out, save the configuration, and say what will be done."""
+    out, report = Path(config.run.out), trainer.report
+    if origin is None:
+        for name in OURS:
+            path = out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    text = cli.toml(config.as_dict())
+    checkpoint.write_atomic(out / "config.toml", text)
+    report.open_log(trainer.at.step)
+    report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
+    model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
+    parameters = sum(p.numel() for p in model.parameters())
+    report.say(
+        f"data: {dataset.name}, {len(reader.split):,} training rows, {len(dataset.rows)} tables, "
+        f"{len(dataset.dense_names)} dense features"
+    )
+    report.say(
+        f"model: {parameters:,} parameters, tables take {model.table_bytes() / 2**20:,.1f} MiB; "
+        f"device {trainer.device}, {torch.get_num_threads()} threads"
+    )
+    if origin is not None:
+        report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
+    left = trainer.total_steps - trainer.at.step
+    if left > 0 and not trainer.at.done:
+        seconds = trainer.time_step()
+        report.say(
+            f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
+            "(measured on one batch), validation not counted"
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, Any]:
+    names = ("auc", "logloss", "ne", "calibration")
+    val = trainer.at.best_scores
+    rate = trainer.trained_rows / trainer.train_seconds if trainer.train_seconds else 0.0
+    return {
+        **{name: getattr(scores, name) for name in names},
+        **{f"val_{name}": val[name] for name in names},
+        "samples_per_s": rate,
+        "peak_rss_mb": peak_rss_mb(),
+        "steps": trainer.at.step,
+        "best_step": trainer.at.best_step,
+        "seed": config.run.seed,
+        "config_hash": config.hash(),
+        "data_fingerprint": trainer.dataset.fingerprint,
+        "test_rows": scores.rows,
+        "checkpoint": str(Path(config.run.out) / "best"),
+    }
+
+
+def show(summary: dict[str, Any]) -> str:
+    """The end of a run in words."""
+    lines = [
+        f"test (weights of step {summary['best_step']:,}, the best validation):",
+        *(
+            f"  {title:<24}{summary[name]:.4f}   (validation {summary['val_' + name]:.4f})"
+            for title, name in (
+                ("AUC", "auc"),
+                ("logloss", "logloss"),
+                ("normalized entropy (NE)", "ne"),
+                ("calibration", "calibration"),
+            )
+        ),
+        f"  {'samples/s':<24}{summary['samples_per_s']:,.0f}",
+        f"  {'peak memory':<24}{summary['peak_rss_mb']:,.0f} MB",
+        f"checkpoint: {summary['checkpoint']}",
+    ]
+    if abs(summary["auc"] - 0.5) < 0.01:
+        lines.append(
+            "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, train "
+            "longer, or change --dense-lr and --sparse-lr"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+
+    def command() -> int:
+        given = vars(parser().parse_args(argv))
+        config = make_config(toml=given.pop("config"), **given)
+        try:
+            summary = train(config)
+        except Interrupted as stop:
+            print(stop, file=sys.stderr)
+            return 130
+        print(show(summary))
+        return 0
+
+    return cli.run(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
