@@ -1,0 +1,112 @@
+"""Resume is exact: a run killed with SIGKILL and resumed ends with the very bits of an unbroken one."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from dlrm.train import main
+
+FLAGS = [
+    *("--preset", "tiny", "--data", "synthetic", "--samples", "20000", "--steps", "60"),
+    *("--save-every", "7", "--eval-every", "25", "--seed", "3", "--quiet", "--dropout", "0.1"),
+    *("--window", "2048", "--clip", "5", "--warmup-steps", "10", "--decay-start", "30"),
+    *("--decay-steps", "60", "--limit-train-batches", "40", "--threads", "1"),
+]
+
+
+def start(out: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "dlrm.train", *FLAGS, "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> bool:
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        if path.exists():
+            return True
+        if process.poll() is not None:
+            return path.exists()
+        time.sleep(0.002)
+    raise AssertionError(f"{path} did not appear")
+
+
+def same(a: Path, b: Path) -> None:
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        first = load_file(a / "checkpoints/step-000000060" / name)
+        second = load_file(b / "checkpoints/step-000000060" / name)
+        assert first.keys() == second.keys()
+        for key in first:
+            assert first[key].numpy().tobytes() == second[key].numpy().tobytes(), key
+    assert (a / "log.jsonl").read_text() == (b / "log.jsonl").read_text()
+    skip = ("samples_per_s", "peak_rss_mb", "checkpoint")
+    results = [json.loads((p / "summary.json").read_text()) for p in (a, b)]
+    assert len({json.dumps({k: v for k, v in r.items() if k not in skip}) for r in results}) == 1
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    assert main([*FLAGS, "--out", str(out)]) == 0
+    return out
+
+
+def test_killed_twice_and_resumed(unbroken, tmp_path):
+    out = tmp_path / "run"
+    killed = 0
+    for step in (14, 42):  # the second one lies in the second epoch
+        process = start(out, "--resume", "auto")
+        if wait_for(out / f"checkpoints/step-{step:09d}", process):
+            process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+    assert killed >= 1
+    process = start(out, "--resume", "auto")
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "AUC" in printed
+    same(unbroken, out)
+
+
+def test_interrupt_saves_and_resume_goes_on(unbroken, tmp_path):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for(out / "checkpoints/step-000000007", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130 and "--resume auto goes on" in errors, errors
+    assert "Traceback" not in errors
+    assert main([*FLAGS, "--out", str(out), "--resume", "auto"]) == 0
+    same(unbroken, out)
+
+
+def test_damaged_newest_checkpoint_is_named_and_the_previous_used(unbroken, tmp_path, capsys):
+    out = tmp_path / "run"
+    steps = [*FLAGS, "--out", str(out), "--resume", "auto"]
+    assert main([*steps, "--steps", "35"]) == 0
+    newest = out / "checkpoints/step-000000035/model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert main(steps) == 0
+    errors = capsys.readouterr().err
+    assert "step-000000035" in errors and "truncated" in errors
+    same(unbroken, out)
+
+
+def test_a_complete_run_resumed_says_the_same_again(unbroken, capsys):
+    before = json.loads((unbroken / "summary.json").read_text())
+    assert main([*FLAGS, "--out", str(unbroken), "--resume", "auto"]) == 0
+    assert f"{before['auc']:.4f}" in capsys.readouterr().out
+
+
+def test_other_settings_or_data_are_refused_with_both_values(unbroken, capsys):
+    again = [*FLAGS, "--out", str(unbroken), "--resume", "auto"]
+    assert main([*again, "--dense-lr", "0.5"]) == 2
+    assert "dense_lr: it has 0.001, now 0.5" in capsys.readouterr().err
+    assert main([*again, "--data-seed", "9"]) == 2
+    assert "data_seed: it has 0, now 9" in capsys.readouterr().err
+
+
