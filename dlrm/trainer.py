@@ -28,6 +28,7 @@ from dlrm.metrics import Collector, Scores
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
 from dlrm.report import Report
+from dlrm.scoring import vocabulary
 from dlrm.settings import TrainConfig
 
 
@@ -284,6 +285,7 @@ class Trainer:
             "dataset": {
                 "name": self.dataset.name,
                 "fingerprint": self.dataset.fingerprint,
+                "vocabulary": vocabulary(self.dataset),
                 "dense_names": self.dataset.dense_names,
                 "table_names": self.dataset.table_names,
             },
