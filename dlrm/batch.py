@@ -5,7 +5,7 @@ Shape letters used in the whole package: B samples, D dense features, F tables, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +73,7 @@ class Batch:
         flat = lengths.flatten()
         total = int(flat.sum())
         ends = flat.cumsum(0)
-        # position p of the output lies in bag g: it comes from starts[g] + (p - first position of g)
+        # place p of the output lies in bag g: it comes from starts[g] + (p - first place of g)
         source = torch.repeat_interleave(starts - (ends - flat), flat, output_size=total)
         source += torch.arange(total)
         return Batch(
@@ -100,22 +100,20 @@ class Batch:
             None if self.weights is None else cut(self.weights),
         )
 
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        weights = None if self.weights is None else change(self.weights)
+        dense, ids, offsets, label = map(change, (self.dense, self.ids, self.offsets, self.label))
+        return Batch(dense, ids, offsets, label, weights)
+
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, for an asynchronous copy to a GPU."""
-        weights = None if self.weights is None else self.weights.pin_memory()
-        pinned = (t.pin_memory() for t in (self.dense, self.ids, self.offsets, self.label))
-        return Batch(*pinned, weights)
+        return self._map(Tensor.pin_memory)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device (asynchronous from page-locked memory)."""
         if torch.device(device) == self.label.device:
             return self
-        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
-        moved = (
-            t.to(device, non_blocking=True)
-            for t in (self.dense, self.ids, self.offsets, self.label)
-        )
-        return Batch(*moved, weights)
+        return self._map(lambda t: t.to(device, non_blocking=True))
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dlrm.cli import override
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
 from dlrm.model import DLRM
@@ -157,11 +158,10 @@ def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
     """The model of a checkpoint, or of a run's best one, in evaluation mode; and its state."""
     folder = resolve(path)
     state = read_state(folder)
-    try:
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in state["model"].items()}
-        model = DLRM(DLRMConfig(**values))
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'state.json'}: has no usable model: {error}") from None
+    source = f"{folder / 'state.json'}: model"
+    if not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{source}: missing")
+    model = DLRM(override(DLRMConfig(), state["model"], source))
     load_into(folder, model)
     return model.eval(), state
 

@@ -38,7 +38,7 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Add a flag for each field of the dataclass; a flag that is not given stays out of the result."""
+    """Add a flag for each field of the dataclass; one that is not given stays out of the result."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(config)
     for f in dataclasses.fields(config):

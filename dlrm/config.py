@@ -44,7 +44,7 @@ def option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class DLRMConfig:
-    """The shape of a DLRM. ``DLRMConfig.preset("kaggle", dim=32)`` names one and changes a field."""
+    """The shape of a DLRM. ``DLRMConfig.preset("kaggle", dim=32)`` takes a known one, changed."""
 
     rows: tuple[int, ...] = option((1000,) * 8, "rows of each embedding table")
     dim: int = option(16, "width of an embedding vector")
@@ -78,9 +78,7 @@ class DLRMConfig:
         """Raise InputError for a shape that cannot be built, and say why."""
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise InputError(
-                    f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}"
-                )
+                raise InputError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
         if self.dense_in < 0:
             raise InputError(f"dense_in: {self.dense_in} is negative; give 0 for no dense features")
         for name in ("dim", "cross_layers", "cross_rank"):
@@ -107,8 +105,8 @@ class DLRMConfig:
             raise InputError(f"qr_op=concat halves dim, and {self.dim} is odd; use an even dim")
         if self.qr_collisions and self.qr_op == "concat" and self.md_temperature > 0:
             raise InputError(
-                "qr_op=concat with md_temperature: a mixed dimension may be 1, which has no halves; "
-                "use qr_op=mult or add"
+                "qr_op=concat with md_temperature: a mixed dimension may be 1, which has no "
+                "halves; use qr_op=mult or add"
             )
         pairs = len(self.rows) + (self.dense_in > 0) + (self.interaction == "dot_self")
         if self.interaction.startswith("dot") and pairs < 2 and self.dense_in == 0:

@@ -34,8 +34,8 @@ def why_not_finite(
     broken = [n for n, p in model.named_parameters() if not bool(p.detach().isfinite().all())]
     if broken and not causes:
         causes.append(
-            f"the weights {', '.join(broken[:3])} are not finite after {at.step - 1} updates: lower "
-            f"--dense-lr ({config.optim.dense_lr:g}) or --sparse-lr ({config.optim.sparse_lr:g}), "
+            f"the weights {', '.join(broken[:3])} are not finite after {at.step - 1} updates: "
+            f"lower --dense-lr ({config.optim.dense_lr:g}) or --sparse-lr ({config.optim.sparse_lr:g}), "
             "add --warmup-steps, or clip gradients with --clip 1"
         )
     if batch.dense.numel() and float(torch.nan_to_num(batch.dense).abs().max()) > 1e6:

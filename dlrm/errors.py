@@ -2,4 +2,4 @@
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. The message names the file, line or argument, and the mend."""
+    """The user gave something wrong. The message names file, line or argument, and the mend."""

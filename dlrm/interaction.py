@@ -57,10 +57,11 @@ class LowRankCross(nn.Module):
         width = self.out_features = features * dim
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
         self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
-        for linear in (*self.down, *self.up):
-            nn.init.xavier_normal_(linear.weight)
-        for linear in self.up:
-            nn.init.zeros_(linear.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.xavier_normal_(parameter)
 
     def forward(self, features: Tensor) -> Tensor:  # (B, K, d)
         first = x = features.flatten(1)  # (B, K * d)

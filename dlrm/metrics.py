@@ -162,5 +162,3 @@ class Collector:
             return scores(np.zeros(0), np.zeros(0))
         label, logit = (np.concatenate(part) for part in zip(*self.kept, strict=True))
         return scores(label, logit)
-
-

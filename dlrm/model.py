@@ -1,7 +1,8 @@
 """The deep learning recommendation model (Naumov et al. 2019): read this file first.
 
-    dense (B, D) ── bottom MLP ──► (B, d) ──┐
-    ids, offsets ── embedding bags ► F (B, d) ┴─ stack (B, F + 1, d) ── interaction ── top MLP ──► logit (B,)
+    dense (B, D) ── bottom MLP ─────► (B, d) ───┐
+                                                ├─► (B, F + 1, d) ── interaction ── top MLP ──► (B,)
+    ids, offsets ── embedding bags ─► F (B, d) ─┘
 
 A click probability is ``sigmoid(logit)``. Dense features say how much (a count, an age); ids say
 which (an ad, a city), and an embedding bag turns a set of ids into the sum or mean of their rows.
@@ -86,12 +87,12 @@ class DLRM(nn.Module):
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Parameters whose gradient holds only the rows that were looked up."""
-        found = [
-            module.weight
+        return [
+            parameter
             for module in self.tables.modules()
             if isinstance(module, nn.EmbeddingBag | nn.Embedding) and module.sparse
+            for parameter in module.parameters()
         ]
-        return list(dict.fromkeys(found))
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All other parameters: the MLPs, the cross network, projections."""

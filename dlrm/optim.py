@@ -24,8 +24,8 @@ class SparseRows(torch.optim.Optimizer):
     Gradients are sparse tensors, as ``nn.EmbeddingBag(sparse=True)`` makes them. Ids that occur
     several times in a batch are summed first, so each row gets one update ("exact").
 
-    * ``rowwise_adagrad`` keeps one float per row: ``s += mean(g ** 2); w -= lr * g / (sqrt(s) + eps)``
-      (as FBGEMM's EXACT_ROWWISE_ADAGRAD).
+    * ``rowwise_adagrad`` keeps one float per row, ``s += mean(g ** 2)``, for the step
+      ``lr * g / (sqrt(s) + eps)`` (as FBGEMM's EXACT_ROWWISE_ADAGRAD).
     * ``adam`` keeps moments of rows up to date only when they are looked up (as
       ``torch.optim.SparseAdam``).
 

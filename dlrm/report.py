@@ -46,7 +46,7 @@ class Report:
                     kept.append(line + "\n")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.log_path, "".join(kept))
-        self.file = open(self.log_path, "a")
+        self.file = open(self.log_path, "a")  # noqa: SIM115: close() closes it
 
     def say(self, line: str) -> None:
         """A line on the terminal, above the bar."""
@@ -73,7 +73,9 @@ class Report:
     def step(self, step: int, loss: float, lr: float) -> None:
         """One training step is done."""
         if self.file is not None:
-            self.file.write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
+            self.file.write(
+                f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n'
+            )
         if self.board is not None:
             self.board.add_scalar("train/loss", loss, step)
         if self.bar is not None and self.bar.update(1):

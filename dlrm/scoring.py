@@ -27,7 +27,7 @@ def dataset_of(state: dict[str, Any], model: DLRM, changes: dict[str, Any]) -> D
 
     Raises InputError if ids would not mean what they meant in training.
     """
-    source = override(DataConfig(), {k: v for k, v in state["source"].items()}, "checkpoint")
+    source = override(DataConfig(), state["source"], "checkpoint")
     if changes.get("data", source.data) != source.data:
         source = dataclasses.replace(source, input="")
     source = override(source, changes, "settings")
@@ -39,17 +39,18 @@ def dataset_of(state: dict[str, Any], model: DLRM, changes: dict[str, Any]) -> D
 def check_same_meaning(state: dict[str, Any], dataset: Dataset) -> None:
     """Raise InputError unless features and vocabulary are those of the training data."""
     then = state["dataset"]
-    for what, now in (("table_names", dataset.table_names), ("dense_names", dataset.dense_names)):
+    names = {"table_names": dataset.table_names, "dense_names": dataset.dense_names}
+    for what, now in names.items():
         if list(now) != list(then[what]):
             raise InputError(
                 f"the model was trained with {what.replace('_', ' ')} {', '.join(then[what])}; "
                 f"{dataset.name} has {', '.join(now)}"
             )
-    if (now := vocabulary(dataset)) != then["vocabulary"]:
+    if (digest := vocabulary(dataset)) != then["vocabulary"]:
         raise InputError(
-            f"{dataset.name}: its ids mean other things than in training (vocabulary {now}, the "
-            f"model's is {then['vocabulary']}); use the data of the training, or preprocess the new "
-            "file with --vocab-from"
+            f"{dataset.name}: its ids mean other things than in training (vocabulary {digest}, "
+            f"the model's is {then['vocabulary']}); use the data of the training, or preprocess "
+            "the new file with --vocab-from"
         )
 
 

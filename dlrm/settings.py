@@ -122,7 +122,7 @@ class TrainConfig:
         return values
 
     def fate(self) -> dict[str, Any]:
-        """The settings that the result depends on, flat: a resumed run must agree in all of them."""
+        """What the result depends on, flat: a resumed run must agree in all of it."""
         free = {
             "out", "epochs", "steps", "save_every", "keep", "resume", "overwrite", "log_json",
             "tensorboard", "profile", "quiet", "threads", "input", "preset",

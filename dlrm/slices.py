@@ -15,8 +15,9 @@ from dlrm.metrics import Scores, scores
 class Slicer:
     """Collects the values of chosen features, batch by batch, then scores each slice.
 
-    A row is in the slice of an id if the id is in its bag, so slices of a multi-hot feature overlap;
-    rows with an empty bag form a slice of their own. The ``most`` frequent ids of a table are kept.
+    A row is in the slice of an id if the id is in its bag, so slices of a multi-hot feature
+    overlap; rows with an empty bag form a slice of their own. A table's ``most`` frequent ids are
+    kept.
     """
 
     def __init__(self, dataset: Dataset, names: Sequence[str], most: int = 20) -> None:
@@ -26,9 +27,7 @@ class Slicer:
             if name not in known:
                 raise InputError(f"--slice: no feature {name!r}; there are {', '.join(known)}")
         self.names = tuple(names)
-        self.dense: dict[str, list[np.ndarray]] = {
-            n: [] for n in names if n in dataset.dense_names
-        }
+        self.dense: dict[str, list[np.ndarray]] = {n: [] for n in names if n in dataset.dense_names}
         self.bags: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {
             n: [] for n in names if n in dataset.table_names
         }

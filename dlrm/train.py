@@ -21,7 +21,6 @@ from dlrm import checkpoint, cli
 from dlrm.config import PRESETS, DLRMConfig
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
-from dlrm.datasets.reader import Reader
 from dlrm.errors import InputError
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
@@ -48,7 +47,9 @@ def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainC
         parts[name] = cli.override(parts[name], values, f"preset {preset}")
     for name, table in tables.items():
         if name not in parts or not isinstance(table, dict):
-            raise InputError(f"{toml}: unknown entry {name!r}; there are preset, {', '.join(parts)}")
+            raise InputError(
+                f"{toml}: unknown entry {name!r}; there are preset, {', '.join(parts)}"
+            )
         parts[name] = cli.override(parts[name], table, f"{toml}: [{name}]")
     asked = set(tables.get("model", {}))
     for name, part in PARTS.items():
@@ -229,8 +230,8 @@ def show(summary: dict[str, Any]) -> str:
     ]
     if abs(summary["auc"] - 0.5) < 0.01:
         lines.append(
-            "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, train "
-            "longer, or change --dense-lr and --sparse-lr"
+            "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, "
+            "train longer, or change --dense-lr and --sparse-lr"
         )
     return "\n".join(lines)
 

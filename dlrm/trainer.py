@@ -49,7 +49,7 @@ class Position:
 
 
 class Trainer:
-    """One run of ``config`` over ``dataset``; ``fit()`` trains, ``test()`` scores the best weights."""
+    """One run over ``dataset``: ``fit()`` trains, ``test()`` scores the best weights."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset, report: Report) -> None:
         self.config, self.dataset, self.report = config, dataset, report
@@ -268,7 +268,9 @@ class Trainer:
             self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
             checkpoint.prune(self.out, self.config.run.keep)
         except OSError as error:
-            self.report.warn(f"step {self.at.step}: checkpoint not saved, training goes on: {error}")
+            self.report.warn(
+                f"step {self.at.step}: checkpoint not saved, training goes on: {error}"
+            )
 
     def _save_last(self) -> None:
         self.report.flush()
@@ -366,12 +368,15 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device: {name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+        raise InputError(
+            f"--device: {name!r} is no device; use auto, cpu, cuda or cuda:N"
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device: {name!r} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
-            f"--device: {name!r}, but PyTorch sees {torch.cuda.device_count()} GPUs; use --device cpu"
+            f"--device: {name!r}, but PyTorch sees {torch.cuda.device_count()} GPUs; "
+            "use --device cpu"
         )
     return device
 

@@ -36,7 +36,9 @@ class Numbered:
 
 
 def reader(size: int, block: int, batch: int, **options: object) -> Reader:
-    data = Dataset("numbered", ("x",), ("a", "b"), (1000, 1000), {"train": Numbered(size, block)}, "")
+    data = Dataset(
+        "numbered", ("x",), ("a", "b"), (1000, 1000), {"train": Numbered(size, block)}, ""
+    )
     return Reader.of(data, "train", batch, **options)
 
 

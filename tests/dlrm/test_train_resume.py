@@ -1,4 +1,4 @@
-"""Resume is exact: a run killed with SIGKILL and resumed ends with the very bits of an unbroken one."""
+"""Resume is exact: a run killed with SIGKILL and resumed ends with the bits of an unbroken one."""
 
 import json
 import signal
@@ -108,5 +108,3 @@ def test_other_settings_or_data_are_refused_with_both_values(unbroken, capsys):
     assert "dense_lr: it has 0.001, now 0.5" in capsys.readouterr().err
     assert main([*again, "--data-seed", "9"]) == 2
     assert "data_seed: it has 0, now 9" in capsys.readouterr().err
-
-
