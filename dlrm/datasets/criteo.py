@@ -1,0 +1,117 @@
+"""Preprocessed Criteo data as a `Dataset`.
+
+``python -m dlrm.preprocess`` makes the directory (see `criteo_format`); `encode_file` encodes raw
+files like it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm.batch import Batch
+from dlrm.datasets.base import Dataset
+from dlrm.datasets.criteo_encode import encode_file, encode_lines, to_batch
+from dlrm.datasets.criteo_format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
+from dlrm.datasets.criteo_source import hash_file
+from dlrm.errors import InputError
+
+__all__ = ["CriteoSplit", "encode_file", "encode_lines", "load_criteo"]
+
+BLOCK_ROWS = 256  # 40 KB: one cheap read
+
+
+@dataclass
+class CriteoSplit:
+    """Rows [start, stop) of ``rows.bin``: train, val or test."""
+
+    path: str
+    start: int
+    stop: int
+    block: int = BLOCK_ROWS
+    _file: int = field(default=-1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """The rows as a read-only memory map: (rows,) of `criteo_format.RECORD`."""
+        return np.memmap(self.path, RECORD, "r")[self.start : self.stop]
+
+    def read(self, start: int, stop: int) -> Batch:
+        """Rows [start, stop) of this part. Raises InputError if the file was cut short meanwhile.
+
+        One positioned read rather than an access to the map: a page of a map that is gone kills the
+        process with SIGBUS, and pages that were read count as its memory.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"rows [{start}, {stop}) of {len(self)}")
+        raw = np.empty(stop - start, RECORD)
+        room = raw.view(np.uint8).data
+        at = (self.start + start) * RECORD.itemsize
+        while len(room):  # one round, but for reads above 2 GB
+            found = os.preadv(self._file, [room], at)
+            if found == 0:
+                raise InputError(f"{self.path}: was cut short while in use. Preprocess again")
+            room, at = room[found:], at + found
+        return to_batch(raw["dense"], raw["ids"].T, raw["label"])
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def __reduce__(self) -> tuple[type[CriteoSplit], tuple[str, int, int, int]]:
+        return CriteoSplit, (self.path, self.start, self.stop, self.block)
+
+
+def load_criteo(folder: str | os.PathLike[str], verify: bool = False) -> Dataset:
+    """The data set in a directory made by ``python -m dlrm.preprocess``.
+
+    verify: also read all files and compare their content with the recorded checksums.
+
+    Raises InputError for a directory that is missing, foreign, of another format version, or
+    damaged (a file is missing, or has another size than recorded), naming what is wrong.
+
+    >>> load_criteo("nowhere")
+    Traceback (most recent call last):
+    dlrm.errors.InputError: nowhere: no such directory. Make it with python -m dlrm.preprocess
+    """
+    folder = Path(folder)
+    meta = read_meta(folder)
+    if verify:
+        for name, recorded in meta["outputs"].items():
+            found = hash_file(folder / name)
+            if found != recorded["xxh3"]:
+                raise InputError(
+                    f"{folder / name}: its content has xxh3 {found}, recorded is "
+                    f"{recorded['xxh3']}. The file is damaged: preprocess again with --force"
+                )
+    rows_file = str((folder / "rows.bin").absolute())
+    splits = {part: CriteoSplit(rows_file, *meta["splits"][part]) for part in PARTS}
+    return Dataset(
+        name="criteo",
+        dense_names=DENSE_NAMES,
+        table_names=TABLE_NAMES,
+        rows=tuple(meta["table_rows"]),
+        splits=splits,
+        fingerprint=meta["fingerprint"],
+        info={
+            "folder": str(folder),
+            "rows": {part: len(splits[part]) for part in PARTS},
+            "positives": meta["positives"],
+            "pooling_factors": (1,) * F,
+            "dense_negative": sum(meta["dense_negative"]),
+            "unknown_ids": {part: sum(meta["unknown_ids"][part]) for part in PARTS},
+            "bad_rows": meta["bad_rows"]["total"],
+            "settings": meta["settings"],
+        },
+    )
