@@ -35,7 +35,8 @@ def why_not_finite(
     if broken and not causes:
         causes.append(
             f"the weights {', '.join(broken[:3])} are not finite after {at.step - 1} updates: "
-            f"lower --dense-lr ({config.optim.dense_lr:g}) or --sparse-lr ({config.optim.sparse_lr:g}), "
+            f"lower "
+            f"--dense-lr ({config.optim.dense_lr:g}) or --sparse-lr ({config.optim.sparse_lr:g}), "
             "add --warmup-steps, or clip gradients with --clip 1"
         )
     if batch.dense.numel() and float(torch.nan_to_num(batch.dense).abs().max()) > 1e6:

@@ -46,7 +46,7 @@ class Report:
                     kept.append(line + "\n")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.log_path, "".join(kept))
-        self.file = open(self.log_path, "a")  # noqa: SIM115: close() closes it
+        self.file = open(self.log_path, "a")  # noqa: SIM115
 
     def say(self, line: str) -> None:
         """A line on the terminal, above the bar."""

@@ -1,0 +1,161 @@
+"""Score a file: ``python -m dlrm.predict RUN --input FILE --out scores.csv``.
+
+What FILE is follows from what the model was trained on: raw Criteo rows (39 columns, or 40 with a
+label), or MovieLens (user, item) pairs. Without ``--input``, a part of the training data is scored.
+The output is CSV: the place of the row, its probability, and its label where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dlrm import cli
+from dlrm.batch import Batch
+from dlrm.checkpoint import load_model
+from dlrm.datasets.reader import Reader
+from dlrm.errors import InputError
+from dlrm.metrics import sigmoid
+from dlrm.model import DLRM
+from dlrm.scoring import check_same_meaning, dataset_of, logits_of
+
+Numbered = tuple[Batch, np.ndarray]  # a batch, and the place (B,) of each of its rows
+
+
+def predict(
+    path: str | Path,
+    out: str | Path,
+    file: str = "",
+    part: str = "test",
+    data_dir: str = "",
+    bad_rows: str = "error",
+    quiet: bool = True,
+) -> dict[str, int]:
+    """Score ``file``, or a part of the training data, into the CSV ``out``.
+
+    data_dir: the folder that gives ids their meaning, if it is no longer where it was in training.
+    Returns the number of rows, and of bad rows left out. Raises InputError, and leaves no output.
+    """
+    model, state = load_model(path)
+    if file:
+        source, skipped = _file_batches(state, model, file, data_dir, bad_rows)
+        header = "line"
+    else:
+        dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
+        source, skipped = _number(iter(Reader.of(dataset, part, 4096))), {"bad_rows": 0}
+        header = "row"
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".partial-{out.name}")
+    try:
+        rows = _write(model, source, partial, header, quiet)
+        if rows == 0:
+            raise InputError(f"{file or part}: no rows to score")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return {"rows": rows, **skipped}
+
+
+def _write(model: DLRM, source: Iterator[Numbered], path: Path, header: str, quiet: bool) -> int:
+    places: list[np.ndarray] = []  # of the batch that is being scored
+
+    def batches() -> Iterator[Batch]:
+        for batch, place in source:
+            places.append(place)
+            yield batch
+
+    rows = 0
+    with open(path, "w", newline="") as handle, tqdm(disable=quiet, unit="row") as bar:
+        writer = csv.writer(handle, lineterminator="\n")
+        for batch, logit in logits_of(model, batches()):
+            label = batch.label.numpy()
+            labelled = not np.isnan(label).any()
+            if rows == 0:
+                writer.writerow([header, "probability", *(["label"] if labelled else [])])
+            columns = [places.pop().tolist(), [f"{p:.7g}" for p in sigmoid(logit)]]
+            if labelled:
+                columns.append(label.astype(int).tolist())
+            writer.writerows(zip(*columns, strict=True))
+            rows += len(batch)
+            bar.update(len(batch))
+    return rows
+
+
+def _number(batches: Iterator[Batch]) -> Iterator[Numbered]:
+    first = 0
+    for batch in batches:
+        yield batch, np.arange(first, first + len(batch))
+        first += len(batch)
+
+
+def _file_batches(
+    state: dict[str, Any], model: DLRM, file: str, data_dir: str, bad_rows: str
+) -> tuple[Iterator[Numbered], dict[str, int]]:
+    """Batches of a file, encoded as the training data were; and a count filled while it is read."""
+    name = state["source"]["data"]
+    dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
+    check_same_meaning(state, dataset)
+    skipped = {"bad_rows": 0}
+    if name == "criteo":
+        from dlrm.datasets.criteo_encode import encode_lines
+        from dlrm.datasets.criteo_report import BadRows
+
+        folder = data_dir or state["source"]["input"]
+        report = BadRows([file])
+
+        def criteo() -> Iterator[Numbered]:
+            yield from encode_lines(file, folder, bad_rows=bad_rows, report=report)
+            skipped["bad_rows"] = report.total
+
+        return criteo(), skipped
+    if name == "movielens":
+        from dlrm.datasets.movielens import read_pairs
+
+        source = state["source"]
+        return read_pairs(file, data_dir or source["input"] or None, source["split"]), skipped
+    raise InputError(f"--input: a model of {name} data has no file format; leave it out")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    flags = argparse.ArgumentParser(
+        prog="python -m dlrm.predict",
+        description="Score a file with a trained model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    flags.add_argument("checkpoint", help="a run's --out (its best weights), or a checkpoint")
+    flags.add_argument("--input", default="", help="raw Criteo rows, or MovieLens pairs")
+    flags.add_argument("--part", default="test", help="without --input: this part of the data")
+    flags.add_argument("--out", required=True, help="CSV file to write")
+    flags.add_argument("--data-dir", default="", help="training data, if they have moved")
+    flags.add_argument("--bad-rows", choices=["error", "skip"], default="error", help="raw Criteo")
+    flags.add_argument("--quiet", action=argparse.BooleanOptionalAction, default=False)
+    return flags
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+
+    def command() -> int:
+        o = parser().parse_args(argv)
+        result = predict(
+            o.checkpoint, o.out, o.input, o.part, o.data_dir, o.bad_rows, quiet=o.quiet
+        )
+        left_out = f", {result['bad_rows']:,} bad rows left out" if result["bad_rows"] else ""
+        print(f"written: {o.out} ({result['rows']:,} rows{left_out})")
+        return 0
+
+    return cli.run(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
