@@ -127,7 +127,7 @@ class Trainer:
             if self.at.validate:
                 self._validate()
             while not self.at.done and self.at.step < self.total_steps:
-                self._run_epoch(profiler)
+                self.run_epoch(profiler)
             if not self.at.done:
                 if self.at.validated != self.at.step:
                     self._validate()
@@ -135,7 +135,8 @@ class Trainer:
             self.report.stop()
             self._save_last()
 
-    def _run_epoch(self, profiler: Any) -> None:
+    def run_epoch(self, profiler: Any = None) -> None:
+        """Train to the end of the epoch, with the validations and checkpoints due on the way."""
         started = time.perf_counter()
         with self._batches() as batches:
             for batch in batches:
