@@ -118,6 +118,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: checkpoint version {state.get('version')}, this package reads {VERSION}"
         )
+    if missing := [k for k in ("files", "model", "source", "dataset", "fate") if k not in state]:
+        raise CheckpointError(f"{path / 'state.json'}: incomplete: it has no {', '.join(missing)}")
     for name, expected in state["files"].items():
         file = path / name
         if not file.is_file():
@@ -159,8 +161,6 @@ def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
     folder = resolve(path)
     state = read_state(folder)
     source = f"{folder / 'state.json'}: model"
-    if not isinstance(state.get("model"), dict):
-        raise CheckpointError(f"{source}: missing")
     model = DLRM(override(DLRMConfig(), state["model"], source))
     load_into(folder, model)
     return model.eval(), state
