@@ -1,4 +1,4 @@
-"""Evaluate and predict: the same metrics as training, intervals that cover, slices, scored files."""
+"""Evaluate and predict: metrics as in training, intervals that cover, slices, scored files."""
 
 import csv
 import json
