@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     files.add_argument(
         "--force",
         action="store_true",
-        help="replace a directory made from other inputs or with other settings (default: refuse)",
+        help="make a preprocessed directory again, though it is up to date, or was made from other "
+        "inputs or with other settings (default: leave the first, refuse the second)",
     )
     ids = top.add_argument_group("categorical values")
     ids.add_argument(

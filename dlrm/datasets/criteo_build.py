@@ -310,7 +310,9 @@ class Build:
     ) -> dict[str, Any]:
         """Checksums, the report and ``meta.json``; returns the meta."""
         if self.settings["bad_rows"] == "skip":
-            (self.result / REPORT_FILE).write_text(self.bad.report(), encoding="utf-8")
+            (self.result / REPORT_FILE).write_text(
+                self.bad.report(), encoding="utf-8", errors="backslashreplace"
+            )
         sources = [
             source.facts()
             | {

@@ -89,10 +89,10 @@ def encode_file(
         after it is given; ``skip`` leaves bad rows out and counts them in `report`. Then
         `encode_lines` tells which lines the rows are.
     """
-    for batch, _ in encode_lines(
+    pairs = encode_lines(
         path, folder, batch_size=batch_size, labelled=labelled, bad_rows=bad_rows, report=report
-    ):
-        yield batch
+    )
+    return (batch for batch, _ in pairs)
 
 
 def encode_lines(

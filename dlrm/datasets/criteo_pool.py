@@ -100,7 +100,10 @@ class Pool:
     def _start(self) -> None:
         for _ in range(self.workers):
             worker = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-I", "-c", _BOOT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # it would hold memory per core
             )
             self._all.append(worker)
             _send(worker, list(sys.path))

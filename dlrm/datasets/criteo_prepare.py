@@ -63,7 +63,7 @@ def preprocess_criteo(
     inputs: one file or several, in the order of their days; plain, gzip or zstd, with tabs or
         commas, with or without a header. Files named day_0, day_1, ... are put in this order.
     workers: processes; default one per usable core, at most 8. It makes no difference to the bytes.
-    force: replace a preprocessed directory that was made from other inputs or with other settings.
+    force: replace a preprocessed directory, whatever it was made from.
     chunk_bytes: text per task. It makes no difference to the bytes.
 
     A directory made from the same inputs with the same settings is left as it is. A run that was
@@ -77,7 +77,7 @@ def preprocess_criteo(
     paths = in_day_order([os.fspath(path) for path in named])
     if paths != [os.fspath(path) for path in named]:
         progress.note(f"inputs in the order of their days: {', '.join(paths)}")
-    folder = Path(out)
+    folder = Path(os.path.realpath(out))
     if workers is not None and workers < 1:
         raise InputError(f"workers: {workers} must be at least 1")
     base = read_meta(settings.vocab_from) if settings.vocab_from else None
@@ -86,11 +86,10 @@ def preprocess_criteo(
     _check_out(folder, sources, settings.vocab_from)
     if folder.is_dir() and any(folder.iterdir()):
         meta = _existing(folder)
-        differences = _differences(meta, resolved, sources, progress)
-        if not differences:
-            meta = read_meta(folder)
-            return Prepared(folder, meta, True, time.perf_counter() - began)
         if not force:
+            differences = _differences(meta, resolved, sources, progress)
+            if not differences:
+                return Prepared(folder, read_meta(folder), True, time.perf_counter() - began)
             raise InputError(
                 f"{folder}: was made from other inputs or with other settings:\n"
                 + "\n".join(f"  {line}" for line in differences)
@@ -118,7 +117,14 @@ def in_day_order(paths: list[str]) -> list[str]:
 def _workers(sources: list[Source]) -> int:
     if sum(source.bytes for source in sources) < SMALL:
         return 1
-    return max(1, min(len(os.sched_getaffinity(0)), MAX_WORKERS))
+    return min(usable_cores(), MAX_WORKERS)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check_out(folder: Path, sources: list[Source], vocab_from: str | None) -> None:
@@ -129,8 +135,6 @@ def _check_out(folder: Path, sources: list[Source], vocab_from: str | None) -> N
             raise InputError(f"out: {folder} holds the input {source.path}. Name another directory")
     if vocab_from and folder.exists() and os.path.samefile(folder, vocab_from):
         raise InputError(f"out: {folder} is the directory of vocab-from. Name another")
-    if folder.is_symlink() and not folder.exists():
-        raise InputError(f"out: {folder} is a link to nothing. Remove it or name another directory")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out: {folder} is a file. Name a directory to make")
 
@@ -143,7 +147,8 @@ def _existing(folder: Path) -> dict[str, Any]:
             found: dict[str, Any] = meta
             return found
     except (OSError, ValueError, KeyError, TypeError):
-        pass
+        if (folder / "meta.json").is_file() and (folder / "rows.bin").is_file():
+            return {"version": "unreadable"}
     raise InputError(
         f"out: {folder} is a directory that python -m dlrm.preprocess did not make. "
         "Name a new or an empty one"
@@ -262,6 +267,7 @@ def _enter(
         "settings": resolved,
         "sources": [source.facts() for source in sources],
         "chunk_bytes": chunk_bytes,
+        "boot": _boot(),  # what a power failure left on the disk is not to be trusted
     }
     old = work / PLAN
     try:
@@ -270,7 +276,10 @@ def _enter(
         same = False
     if not same:
         if old.exists():
-            progress.note("other inputs or settings than those of the run that was stopped: anew")
+            progress.note(
+                "a run was stopped here, but with other inputs or settings, or before the machine "
+                "was started again: beginning anew"
+            )
         for path in work.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -282,6 +291,14 @@ def _enter(
     if done:
         progress.note(f"going on with the run that was stopped ({done} chunks are done)")
     return lock
+
+
+def _boot() -> str:
+    """Names the present run of the machine (Linux)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _publish(result: Path, folder: Path, work: Path) -> None:

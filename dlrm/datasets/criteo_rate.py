@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from dlrm.datasets.criteo_format import D, F, read_meta
 from dlrm.datasets.criteo_parse import mix
+from dlrm.datasets.criteo_prepare import usable_cores
+from dlrm.datasets.criteo_source import inspect
 
 # Sizes of the Kaggle tables, as published with the DLRM.
 KAGGLE_ROWS = (
@@ -63,8 +65,6 @@ def measure(path: str | os.PathLike[str], workers: int | None = None) -> tuple[R
     and removed). The second is the call of `read_csv` alone, in a process that has imported polars;
     its memory is that of its process.
     """
-    from dlrm.datasets.criteo_source import inspect
-
     path = os.fspath(path)
     source = inspect(path)
     hash_input(path)  # both find the file in the page cache
@@ -80,7 +80,7 @@ def measure(path: str | os.PathLike[str], workers: int | None = None) -> tuple[R
     _, peak, output = _watch(command)
     theirs = Rate("polars.read_csv, reading alone", rows, float(output.split()[1]), peak)
     megabytes = os.stat(path).st_size / 1e6
-    print(f"{path}: {rows:,} rows, {megabytes:,.0f} MB, {len(os.sched_getaffinity(0))} cores")
+    print(f"{path}: {rows:,} rows, {megabytes:,.0f} MB, {usable_cores()} cores")
     for rate in (ours, theirs):
         print(
             f"  {rate.name:44} {rate.rows_per_s:>11,.0f} rows/s  {rate.seconds:6.2f} s  "

@@ -38,6 +38,7 @@ HASH_BLOCK = 16 << 20  # a content hash is the hash of the hashes of blocks of t
 MAX_LINE = 1 << 20  # a Criteo line has about 240 bytes; more than this is no line
 OVERLAP = 4 << 10  # bytes read beyond a range, which mostly hold the end of its last line
 HEAD = 256 << 10  # bytes of text that decide what a file is
+PIECE = 1 << 20  # bytes of text unpacked at a time
 ZSTD_STEP = 4 << 10  # compressed bytes unpacked at a time: at most about 128 MiB of text
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -249,9 +250,12 @@ class _Tap(io.RawIOBase):
 
 
 def unpack(
-    path: str, compression: str, listen: Callable[[bytes], None] | None = None
+    path: str,
+    compression: str,
+    listen: Callable[[bytes], None] | None = None,
+    size: int = PIECE,
 ) -> Iterator[bytes]:
-    """The text of a file in pieces of about 1 MiB. `listen` is told the raw bytes.
+    """The text of a file in pieces of about `size` bytes or less. `listen` is told the raw bytes.
 
     Raises InputError for truncated or corrupted gzip and zstd data.
     """
@@ -261,7 +265,7 @@ def unpack(
             return
         text = _gzip_open(fileobj=raw, mode="rb") if compression == "gzip" else raw
         try:
-            while piece := text.read(1 << 20):
+            while piece := text.read(size):
                 yield piece
         except EOFError:
             raise InputError(_truncated(path, "gzip")) from None
@@ -301,7 +305,7 @@ def stream_chunks(
     """The text of a compressed file, in runs of whole lines of about `size` bytes."""
     held: list[bytes] = []
     have = 0
-    for piece in unpack(source.path, source.compression, listen):
+    for piece in unpack(source.path, source.compression, listen, min(size, PIECE)):
         held.append(piece)
         have += len(piece)
         if have < size:
@@ -387,7 +391,7 @@ def hash_file(path: str | os.PathLike[str], listen: Callable[[int], None] | None
     """The content hash of a file, read at the disk's speed."""
     blocks = BlockHash()
     with open(path, "rb", buffering=0) as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(PIECE):
             blocks.update(piece)
             if listen:
                 listen(len(piece))

@@ -1,4 +1,4 @@
-"""Criteo preprocessing once more, in plain Python, row by row: what the fast one is checked against."""
+"""Criteo preprocessing once more, in plain Python, row by row, to check the fast one against."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPECIALS = ["", "", "0", "a", "deadbeef", "DEADBEEF", "xyz", "00000000a", "naïv
 
 
 def make_rows(count: int, seed: int = 0, odd: bool = True) -> list[list[str]]:
-    """Rows of 40 fields: skewed hexadecimal tokens, missing values, and (if odd) stranger tokens."""
+    """Rows of 40 fields: skewed hexadecimal tokens, missing values, and if odd stranger tokens."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):

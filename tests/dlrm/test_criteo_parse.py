@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.dlrm.criteo_reference import key, make_rows, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from dlrm.datasets.criteo_chunk import encode_column
 from dlrm.datasets.criteo_parse import MISSING, hash_ids, parse
 from dlrm.datasets.criteo_screen import diagnose, to_number
 from dlrm.datasets.criteo_source import Form
+from tests.dlrm.criteo_reference import key, make_rows, text_of
 
 TAB = Form(b"\t")
 GOOD = make_rows(1, seed=5, odd=False)[0]
