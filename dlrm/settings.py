@@ -23,6 +23,13 @@ class DataConfig:
     split: str = option("random", "movielens: random or time")
     samples: int = option(1_000_000, "synthetic: training rows (val and test have a tenth each)")
     data_seed: int = option(0, "synthetic: seed of the data")
+    zipf: float = option(1.1, "synthetic: exponent of the popularity of ids; 0: uniform")
+    pooling_factor: float = option(1.0, "synthetic: ids per bag, or their mean")
+    pooling_kind: str = option("fixed", "synthetic: fixed, poisson or geometric bag sizes")
+    label_noise: float = option(0.0, "synthetic: probability that a label is flipped")
+    trace: str = option(
+        "", "synthetic: ids by reuse distance, as geometric:1000 or power:1.1,20000"
+    )
     batch_size: int = option(128, "samples per training step")
     eval_batch_size: int = option(4096, "samples per evaluation step")
     window: int = option(1 << 17, "rows held in memory and shuffled together")

@@ -21,6 +21,7 @@ from dlrm import checkpoint, cli
 from dlrm.config import PRESETS, DLRMConfig
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
+from dlrm.datasets.planted import PlantedTruth
 from dlrm.errors import InputError
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
@@ -195,10 +196,15 @@ def _duration(seconds: float) -> str:
 def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, Any]:
     names = ("auc", "logloss", "ne", "calibration")
     val = trainer.at.best_scores
+    ceiling = {}
+    if isinstance(truth := trainer.dataset.truth, PlantedTruth):
+        bayes = truth.bayes("test")
+        ceiling = {f"bayes_{name}": bayes[name] for name in ("auc", "logloss", "ne")}
     rate = trainer.trained_rows / trainer.train_seconds if trainer.train_seconds else 0.0
     return {
         **{name: getattr(scores, name) for name in names},
         **{f"val_{name}": val[name] for name in names},
+        **ceiling,
         "samples_per_s": rate,
         "peak_rss_mb": peak_rss_mb(),
         "steps": trainer.at.step,
@@ -228,6 +234,12 @@ def show(summary: dict[str, Any]) -> str:
         f"  {'peak memory':<24}{summary['peak_rss_mb']:,.0f} MB",
         f"checkpoint: {summary['checkpoint']}",
     ]
+    if "bayes_auc" in summary:
+        lines.insert(
+            5,
+            f"  {'the planted truth has':<24}AUC {summary['bayes_auc']:.4f}, logloss "
+            f"{summary['bayes_logloss']:.4f}, NE {summary['bayes_ne']:.4f}",
+        )
     if abs(summary["auc"] - 0.5) < 0.01:
         lines.append(
             "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, "

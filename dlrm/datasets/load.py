@@ -26,8 +26,19 @@ def load_dataset(data: DataConfig, model: DLRMConfig) -> Dataset:
         return load_movielens(data.input or None, data.split)
     if data.data == "synthetic":
         from dlrm.datasets.synthetic import synthetic_for
+        from dlrm.datasets.trace import StackDistances
 
-        return synthetic_for(model.rows, model.dense_in, data.samples, seed=data.data_seed)
+        return synthetic_for(
+            model.rows,
+            model.dense_in,
+            data.samples,
+            seed=data.data_seed,
+            zipf=data.zipf,
+            pooling=data.pooling_factor,
+            pooling_kind=data.pooling_kind,
+            label_noise=data.label_noise,
+            trace=StackDistances.parse(data.trace) if data.trace else None,
+        )
     raise InputError(f"--data: {data.data!r} is none of criteo, movielens, synthetic")
 
 
