@@ -1,0 +1,1 @@
+"""Building, loading and running of generated code."""
