@@ -1,8 +1,8 @@
 """Makes `.venv` with the pinned stack of constraints.txt: `python3 dlrm/setup_env.py`.
 
-Run by every target of the Makefile. Standard library only, any Python from 3.7 starts it (an
-unsuitable one looks for a better one on PATH), on Linux, WSL or macOS. When the environment is there and nothing that
-made it has changed, it says so and ends at once.
+Run by every target of the Makefile, on Linux, WSL or macOS. Standard library only; any Python from
+3.7 starts it, and an unsuitable one looks for a better one on PATH. When the environment is there
+and nothing that made it has changed, it says so and ends at once.
 
 The CPU or the CUDA form of torch, fbgemm and torchrec is chosen by what the machine has;
 `DLRM_DEVICE=cpu` or `DLRM_DEVICE=cuda` decides by hand.
@@ -23,7 +23,6 @@ import sys
 import time
 from pathlib import Path
 from typing import IO, NoReturn
-
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
