@@ -23,6 +23,7 @@ from dlrm.datasets.criteo_screen import LISTED, Bad, count_kinds, cut_short
 from dlrm.datasets.criteo_source import BOM, Form, read_range
 
 MAGIC = b"DLRMCHK1"
+GOLDEN, SLOTS = np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - 17)  # Fibonacci hashing: 2^17 slots
 PACKED = np.uint64(20)  # a chunk of 16 MiB has fewer than 2^20 rows
 
 
@@ -157,23 +158,34 @@ def encode_column(keys: Words) -> tuple[Words, NDArray[np.uint32], NDArray[Any]]
     ([3, 7], [1, 2], [1, 0, 1])
     """
     rows = keys.size
-    if rows and rows <= 1 << 20 and int(keys.max()) < 1 << 44:
+    row = np.arange(rows, dtype=np.int32)
+    # Rows meet in the slots of a hash table; in each slot one of them (the last) stands for all
+    # rows with its key. Only these, and the rows whose key lost its slot to another, are sorted.
+    slot = ((keys * GOLDEN) >> SLOTS).astype(np.int64)
+    table = np.empty(1 << (64 - int(SLOTS)), np.int32)
+    table[slot] = row
+    holder = table[slot]
+    holds = keys[holder] == keys
+    sorted_rows = np.flatnonzero((holder == row) | ~holds)
+    chosen = keys[sorted_rows]
+    if rows <= 1 << 20 and int(chosen.max(initial=0)) < 1 << 44:
         # Key and row share a word: sorting words is three times as fast as sorting indirectly.
-        words = keys << PACKED | np.arange(rows, dtype=np.uint64)
+        words = chosen << PACKED | sorted_rows.astype(np.uint64)
         words.sort()
         order = (words & np.uint64((1 << 20) - 1)).astype(np.int64)
         ranked = words >> PACKED
     else:
-        order = np.argsort(keys)
-        ranked = keys[order]
-    fresh = np.empty(rows, np.bool_)
+        place = np.argsort(chosen)
+        order, ranked = sorted_rows[place], chosen[place]
+    fresh = np.empty(ranked.size, np.bool_)
     fresh[:1] = True
     np.not_equal(ranked[1:], ranked[:-1], out=fresh[1:])
-    starts = np.flatnonzero(fresh)
-    counts = np.diff(starts, append=rows).astype(np.uint32)
-    codes = np.empty(rows, np.uint16 if starts.size <= 1 << 16 else np.uint32)
+    distinct = ranked[fresh]
+    codes = np.empty(rows, np.uint16 if distinct.size <= 1 << 16 else np.uint32)
     codes[order] = np.cumsum(fresh) - 1
-    return ranked[starts], counts, codes
+    codes = codes[np.where(holds, holder, row)]
+    counts = np.bincount(codes, minlength=distinct.size).astype(np.uint32)
+    return distinct, counts, codes
 
 
 def _write_chunk(path: Path, info: ChunkInfo, parsed: Parsed, hash_rows: int | None) -> None:

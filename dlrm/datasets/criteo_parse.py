@@ -40,13 +40,13 @@ def _each(byte: int) -> np.uint64:
 
 
 LOW, HIGH, ONES, SIXES, SIXTEENS, ZEROS = (_each(b) for b in (0x0F, 0xF0, 1, 6, 0x10, 0x30))
+BYTES_4, BYTES_2, BYTES_1 = (np.uint64(m) for m in (0x00FF00FF00FF00FF, 0xFFFF0000FFFF, 0xFFFFFFFF))
+U4, U8, U16, U32, U27, U30, U31 = (np.uint64(n) for n in (4, 8, 16, 32, 27, 30, 31))
+U6, U9, U10, U100, U10000, U48 = (np.uint64(n) for n in (6, 9, 10, 100, 10000, 0x30))
+MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 # For a field of L bytes: the bytes of the word that are its own, and "0" in the others.
 OWN = np.array([(2**64 - 1) ^ (2 ** (8 * (8 - n)) - 1) for n in range(9)], np.uint64)
 FILL = ~OWN & ZEROS
-
-
-def _u(value: int) -> np.uint64:
-    return np.uint64(value)
 
 
 @dataclass
@@ -181,13 +181,13 @@ def _dense(
     strange |= length > 8
     strange |= (length < 1) & (whole > 0)
     # neighbours join: 8 digits to 4 numbers below 100, to 2 below 10^4, to 1 below 10^8
-    digits = (digits * _u(10) + (digits >> _u(8))) & _u(0x00FF00FF00FF00FF)
-    digits = (digits * _u(100) + (digits >> _u(16))) & _u(0x0000FFFF0000FFFF)
-    digits = (digits * _u(10000) + (digits >> _u(32))) & _u(0xFFFFFFFF)
+    digits = (digits * U10 + (digits >> U8)) & BYTES_4
+    digits = (digits * U100 + (digits >> U16)) & BYTES_2
+    digits = (digits * U10000 + (digits >> U32)) & BYTES_1
     values = digits.astype(np.float64)
     np.negative(values, out=values, where=minus)
     values += 0.0  # -0 is 0
-    for place in np.flatnonzero(strange).tolist():
+    for place in np.flatnonzero(strange).tolist() if strange.any() else ():
         start = int(before[place]) + 1
         number = to_number(text[start : start + int(whole[place])].tobytes())
         if isinstance(number, str):
@@ -204,25 +204,25 @@ def _keys(
     token = words[end - 8]
     short = np.minimum(length, 8)
     token = token & OWN[short] | FILL[short]
-    letter = (token >> _u(6)) & ONES  # 1 in the bytes of a to f, 0 in those of 0 to 9
-    digit = (token & LOW) + letter * _u(9)
-    strange = (token & HIGH) ^ (ZEROS + letter * _u(0x30))
-    strange |= ((digit + SIXES) & SIXTEENS) ^ (letter << _u(4))
+    letter = (token >> U6) & ONES  # 1 in the bytes of a to f, 0 in those of 0 to 9
+    digit = (token & LOW) + letter * U9
+    strange = (token & HIGH) ^ (ZEROS + letter * U48)
+    strange |= ((digit + SIXES) & SIXTEENS) ^ (letter << U4)
     strange |= digit & HIGH
     strange |= length > 8
-    digit = ((digit << _u(4)) + (digit >> _u(8))) & _u(0x00FF00FF00FF00FF)
-    digit = ((digit << _u(8)) + (digit >> _u(16))) & _u(0x0000FFFF0000FFFF)
-    np.bitwise_and((digit << _u(16)) + (digit >> _u(32)), _u(0xFFFFFFFF), out=out)
+    digit = ((digit << U4) + (digit >> U8)) & BYTES_4
+    digit = ((digit << U8) + (digit >> U16)) & BYTES_2
+    np.bitwise_and((digit << U16) + (digit >> U32), BYTES_1, out=out)
     absent = length == 0
     out[absent] = MISSING
-    others = np.flatnonzero(strange)
-    if others.size:
+    if strange.any():
+        others = np.flatnonzero(strange)
         starts, stops = before[others] + (1 - PAD), end[others] - PAD
         hashes = map(
             xxhash.xxh3_64_intdigest,
             (block[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)),
         )
-        out[others] = np.fromiter(hashes, np.uint64, others.size) | _u(HASHED)
+        out[others] = np.fromiter(hashes, np.uint64, others.size) | np.uint64(HASHED)
     return int(np.count_nonzero(absent))
 
 
@@ -238,13 +238,13 @@ def _transform(values: NDArray[np.float64], transform: str, negatives: int) -> N
 
 def mix(keys: Words) -> Words:
     """A well-spread bijection of 64-bit keys (the finalizer of splitmix64)."""
-    keys = (keys ^ (keys >> _u(30))) * _u(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> _u(27))) * _u(0x94D049BB133111EB)
-    return keys ^ (keys >> _u(31))
+    keys = (keys ^ (keys >> U30)) * MIX[0]
+    keys = (keys ^ (keys >> U27)) * MIX[1]
+    return keys ^ (keys >> U31)
 
 
 def hash_ids(keys: Words, rows: int) -> NDArray[np.int32]:
     """Ids by hashing into `rows` rows: 0 for a missing value, else 1 to rows - 1."""
-    ids = (mix(keys) % _u(rows - 1) + _u(1)).astype(np.int32)
+    ids = (mix(keys) % np.uint64(rows - 1) + np.uint64(1)).astype(np.int32)
     ids[keys == MISSING] = 0
     return ids

@@ -7,6 +7,7 @@ made in a temporary directory.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ class Rate:
     name: str
     rows: int
     seconds: float
+    cpu_seconds: float  # of the process and its children together
     peak_rss_mb: float  # of the process and its children together, sampled every 20 ms
 
     @property
@@ -72,19 +74,19 @@ def measure(path: str | os.PathLike[str], workers: int | None = None) -> tuple[R
         out = Path(folder) / "out"
         command = [sys.executable, "-m", "dlrm.preprocess", "--input", path, "--out", str(out)]
         command += ["--quiet"] + ([] if workers is None else ["--workers", str(workers)])
-        seconds, peak, _ = _watch(command)
+        seconds, cpu, peak, _ = _watch(command)
         rows = read_meta(out)["rows"]
-    ours = Rate("python -m dlrm.preprocess, the whole command", rows, seconds, peak)
+    ours = Rate("python -m dlrm.preprocess, the whole command", rows, seconds, cpu, peak)
     separator = source.form.separator.decode()
     command = [sys.executable, "-c", _POLARS, path, separator, str(int(source.header))]
-    _, peak, output = _watch(command)
-    theirs = Rate("polars.read_csv, reading alone", rows, float(output.split()[1]), peak)
+    _, cpu, peak, output = _watch(command)
+    theirs = Rate("polars.read_csv, reading alone", rows, float(output.split()[1]), cpu, peak)
     megabytes = os.stat(path).st_size / 1e6
     print(f"{path}: {rows:,} rows, {megabytes:,.0f} MB, {usable_cores()} cores")
     for rate in (ours, theirs):
         print(
             f"  {rate.name:44} {rate.rows_per_s:>11,.0f} rows/s  {rate.seconds:6.2f} s  "
-            f"{rate.peak_rss_mb:>7,.0f} MB"
+            f"{rate.cpu_seconds:6.2f} s of CPU  {rate.peak_rss_mb:>7,.0f} MB"
         )
     return ours, theirs
 
@@ -96,8 +98,9 @@ def hash_input(path: str) -> None:
             pass
 
 
-def _watch(command: list[str]) -> tuple[float, float, str]:
-    """(seconds, peak resident MB of the whole process tree, output) of a command."""
+def _watch(command: list[str]) -> tuple[float, float, float, str]:
+    """(seconds, CPU seconds, peak resident MB of the whole process tree, output) of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = 0.0
@@ -108,7 +111,9 @@ def _watch(command: list[str]) -> tuple[float, float, str]:
     output = process.communicate()[0]
     if process.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} ... ended with code {process.returncode}")
-    return seconds, peak / 1e6, output
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, cpu, peak / 1e6, output
 
 
 def tree_rss(pid: int) -> int:

@@ -73,6 +73,14 @@ class Cut:
             rank = permute(rank, self.total, self.seed)
         return (rank >= self.val).astype(np.uint8) + (rank >= self.test)
 
+    def members(self, start: int, rows: int) -> list[slice | NDArray[np.bool_]]:
+        """For each part, which of the rows from `start` on are in it: an index into them."""
+        if self.seed is not None:
+            parts = self.parts(start, rows)
+            return [parts == part for part in range(len(PARTS))]
+        edges = [0, *np.cumsum(self.counts(start, rows)).tolist()]
+        return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
     def counts(self, start: int, rows: int) -> list[int]:
         """Train, val and test rows among the rows from `start` on."""
         if self.seed is not None:

@@ -80,25 +80,28 @@ def run_write(task: WriteTask) -> dict[str, Any]:
         return found
     info = _need(work, task.name)
     path = chunk_path(work, task.name)
-    records = np.empty(info.rows, RECORD)
-    records["label"] = read_at(path, info.label_at, info.rows, np.uint8)
+    label = read_at(path, info.label_at, info.rows, np.uint8)
     dense = read_at(path, info.dense_at, D * info.rows, np.float32).reshape(D, info.rows)
+    ids = _codes(work, task.name, info)  # F arrays (R,)
+    if not info.hashed:
+        for column, codes in enumerate(ids):
+            at, size = 4 * task.map_at[column], info.sizes[column]
+            ids[column] = read_at(map_path(work, column), at, size, np.int32)[codes]
+    records = np.empty(info.rows, RECORD)
+    records["label"] = label
     for column in range(D):
         records["dense"][:, column] = dense[column]
-    for column, codes in enumerate(_codes(work, task.name, info)):
-        if not info.hashed:
-            at, size = 4 * task.map_at[column], info.sizes[column]
-            codes = read_at(map_path(work, column), at, size, np.int32)[codes]
-        records["ids"][:, column] = codes
-    parts = task.cut.parts(task.first_row, info.rows)
+    for column in range(F):
+        records["ids"][:, column] = ids[column]
     positives, unknown = [], []
     file = os.open(task.rows_file, os.O_WRONLY)
     try:
-        for part, place in enumerate(task.places):
-            mine = records[parts == part]
-            write_at(file, mine, RECORD.itemsize * place)
-            positives.append(int(np.count_nonzero(mine["label"])))
-            unknown.append([int(np.count_nonzero(mine["ids"][:, c] == 0)) for c in range(F)])
+        for mine, place in zip(
+            task.cut.members(task.first_row, info.rows), task.places, strict=True
+        ):
+            write_at(file, records[mine], RECORD.itemsize * place)
+            positives.append(int(np.count_nonzero(label[mine])))
+            unknown.append([int(np.count_nonzero(column[mine] == 0)) for column in ids])
     finally:
         os.close(file)
     result = {"positives": positives, "unknown": unknown}
