@@ -43,7 +43,7 @@ POOLING_KINDS = ("fixed", "poisson", "geometric")
 class SyntheticConfig:
     """What to make. ``zipf`` and ``pooling`` are one number for all tables, or one per table."""
 
-    rows: tuple[int, ...] = (1000,) * 8
+    rows: tuple[int, ...] = (300, 200, 100, 100, 50, 50, 30, 20)
     dense_in: int = 13
     zipf: float | tuple[float, ...] = 1.1  # exponent; 0: uniform
     pooling: float | tuple[float, ...] = 1.0  # ids per bag, or their mean
@@ -356,9 +356,7 @@ class SyntheticSplit:
         if not 0 <= start <= stop <= self._size:
             raise IndexError(f"rows [{start}, {stop}) of a split of {self._size}")
         numbers = range(start // BLOCK, max(-(-stop // BLOCK), start // BLOCK + 1))
-        return [
-            (n, max(start - n * BLOCK, 0), min(stop - n * BLOCK, BLOCK)) for n in numbers
-        ]
+        return [(n, max(start - n * BLOCK, 0), min(stop - n * BLOCK, BLOCK)) for n in numbers]
 
 
 def synthetic_dataset(config: SyntheticConfig) -> Dataset:
