@@ -1,0 +1,170 @@
+// A linear layer on a block of rows: tiles over the panels of a packed weight, then bias and
+// activation (forward) or the derivative of the activation before it (backward).
+#ifndef LAYER_H
+#define LAYER_H
+#include "activation.h"
+#include "pack.h"
+
+constexpr Int BLOCK_ROWS = 56;          // rows that share a panel while it is in the cache
+constexpr Int BLOCK_BYTES = 256 << 10;  // of a row block's input, about a fourth of an L2 cache
+
+// What becomes of a product: out = activate(product + bias), or, where `saved` is given,
+// out = product * derivative of `activation` at its output `saved`.
+template <class T> struct Epilogue {
+  T* out;
+  Int out_row;
+  const T* bias;
+  const T* saved;
+  Int saved_row;
+  Int activation;
+};
+
+template <class T> INLINE Vec load_some(const T* p, int n) {
+  return n >= LANES ? load(p) : load_part(p, n);
+}
+
+template <class T>
+void finish(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column, Int columns) {
+  for (Int j = 0; j < columns; j += LANES) {
+    int n = (int)std::min<Int>(LANES, columns - j);
+    Vec bias = e.bias ? load_some(e.bias + column + j, n) : Vec{};
+    for (Int r = 0; r < rows; r++) {
+      Vec v = load(c + r * PANEL + j) + bias;
+      if (e.saved) {
+        const T* y = e.saved + (row + r) * e.saved_row + column + j;
+        v = deactivate(v, load_some(y, n), e.activation);
+      } else {
+        v = activate(v, e.activation);
+      }
+      T* to = e.out + (row + r) * e.out_row + column + j;
+      if (n == LANES)
+        store(to, v);
+      else
+        store_part(to, v, n);
+    }
+  }
+}
+
+// Dot products of ROWS rows with COLUMNS rows of a weight, along the inputs.
+template <class T, int ROWS, int COLUMNS>
+INLINE void dots(const T* x, Int x_row, const T* w, Int w_row, Int inputs, float* c) {
+  Vec sums[ROWS][COLUMNS] = {};
+  auto step = [&](Int k, auto&& take) __attribute__((always_inline)) {
+    Vec row[ROWS];
+    for (int r = 0; r < ROWS; r++) row[r] = take(x + r * x_row + k);
+    for (int j = 0; j < COLUMNS; j++) {
+      Vec column = take(w + j * w_row + k);
+      for (int r = 0; r < ROWS; r++) sums[r][j] = fma(row[r], column, sums[r][j]);
+    }
+  };
+  Int k = 0;
+  for (; k + LANES <= inputs; k += LANES)
+    step(k, [](const T* p) __attribute__((always_inline)) { return load(p); });
+  if (int n = (int)(inputs - k))
+    step(k, [n](const T* p) __attribute__((always_inline)) { return load_part(p, n); });
+  for (int r = 0; r < ROWS; r++)
+    for (int j = 0; j < COLUMNS; j++) c[r * PANEL + j] = sum(sums[r][j]);
+}
+
+// One row times a panel, by four sums for each output to hide the latency of the adds.
+template <class T, int VECS>
+void thin_tile(const T* a, const T* b, Int depth, float* c) {
+  constexpr int CHAINS = 4;
+  constexpr Int step = VECS * LANES * DEPTH<T>;
+  Vec sums[CHAINS][VECS] = {};
+  Int k = 0;
+  for (; k + CHAINS <= depth / DEPTH<T>; k += CHAINS)
+#pragma GCC unroll 4
+    for (int i = 0; i < CHAINS; i++) {
+      Vec x = word(a + (k + i) * DEPTH<T>);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECS; v++)
+        sums[i][v] = multiply_add(a, x, words(b + (k + i) * step + v * LANES * DEPTH<T>), sums[i][v]);
+    }
+  for (; k < steps<T>(depth); k++) {
+    Vec x = (k + 1) * DEPTH<T> <= depth ? word(a + k * DEPTH<T>) : last_word(a + k * DEPTH<T>);
+    for (int v = 0; v < VECS; v++)
+      sums[0][v] = multiply_add(a, x, words(b + k * step + v * LANES * DEPTH<T>), sums[0][v]);
+  }
+  for (int v = 0; v < VECS; v++)
+    store(c + v * LANES, (sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v]));
+}
+
+// Calls tile(row, rows) over `rows` in pieces of near equal height, at most `most`.
+template <class F> INLINE void pieces(Int rows, Int most, F&& tile) {
+  Int count = ceiling(rows, most);
+  for (Int i = 0; i < count; i++) tile(rows * i / count, rows * (i + 1) / count - rows * i / count);
+}
+
+// Outputs [begin, end) of a packed weight for a block of rows; begin is a multiple of PANEL, and so
+// is end unless it is the last output. A row's bits do not depend on the block it comes in; `single`
+// says that it is the only row of its batch.
+template <class T>
+void layer_block(const T* x, Int x_row, Int rows, const T* packed, Int inputs, Int outputs,
+                 Int begin, Int end, bool single, const Epilogue<T>& epilogue) {
+  alignas(64) float c[TILE_ROWS * PANEL];
+  for (Int first = begin; first < end; first += PANEL) {
+    Int width = panel_width(outputs, first), columns = std::min(width, outputs - first);
+    int vecs = width == PANEL ? 2 : 1;
+    const T* b = packed + panel_offset<T>(first, inputs);
+    if (width == 1)
+      pieces(rows, 4, [&](Int row, Int height) {
+        const T* from = x + row * x_row;
+        if (height == 4)
+          dots<T, 4, 1>(from, x_row, b, 0, inputs, c);
+        else
+          for (Int r = 0; r < height; r++)
+            dots<T, 1, 1>(from + r * x_row, 0, b, 0, inputs, c + r * PANEL);
+        finish(epilogue, c, row, height, first, columns);
+      });
+    else if (single) {
+      if (vecs == 2)
+        thin_tile<T, 2>(x, b, inputs, c);
+      else
+        thin_tile<T, 1>(x, b, inputs, c);
+      finish(epilogue, c, 0, 1, first, columns);
+    } else
+      pieces(rows, TILE_ROWS, [&](Int row, Int height) {
+        any_tile<T>((int)height, vecs, x + row * x_row, x_row, DEPTH<T>, b, width * DEPTH<T>,
+                    inputs, false, c);
+        finish(epilogue, c, row, height, first, columns);
+      });
+  }
+}
+
+// The same with the weight as PyTorch stores it, (outputs, inputs): for a few rows, where packing
+// would cost more than the product.
+template <class T>
+void plain_block(const T* x, Int x_row, Int rows, const T* weight, Int weight_row, Int inputs,
+                 Int begin, Int end, const Epilogue<T>& epilogue) {
+  alignas(64) float c[TILE_ROWS * PANEL] = {};
+  for (Int first = begin; first < end; first += PANEL) {
+    Int columns = std::min<Int>(PANEL, end - first);
+    for (Int r = 0; r < rows; r += 2) {
+      const T* from = x + r * x_row;
+      Int height = std::min<Int>(2, rows - r);
+      for (Int j = 0; j < columns; j += 4) {
+        const T* w = weight + (first + j) * weight_row;
+        if (height == 2 && j + 4 <= columns)
+          dots<T, 2, 4>(from, x_row, w, weight_row, inputs, c + j);
+        else
+          for (Int i = 0; i < height; i++)
+            if (j + 4 <= columns)
+              dots<T, 1, 4>(from + i * x_row, 0, w, weight_row, inputs, c + i * PANEL + j);
+            else
+              for (Int o = 0; o < columns - j; o++)
+                dots<T, 1, 1>(from + i * x_row, 0, w + o * weight_row, 0, inputs,
+                              c + i * PANEL + j + o);
+      }
+      finish(epilogue, c, r, height, first, columns);
+    }
+  }
+}
+
+// How many row blocks a batch is cut into: a whole number for each thread while there are few.
+INLINE Int block_count(Int batch, Int row_bytes, Int threads) {
+  Int most = std::clamp<Int>(BLOCK_BYTES / std::max<Int>(row_bytes, 1), TILE_ROWS, BLOCK_ROWS);
+  Int count = ceiling(batch, most);
+  return count < 8 * threads ? ceiling(count, threads) * threads : count;
+}
+#endif
