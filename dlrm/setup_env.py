@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, NoReturn
@@ -98,20 +99,19 @@ def installed_key(device: str) -> str:
 
 def install_steps(device: str) -> list[tuple[str, list[str], list[str] | None]]:
     """(what, arguments for pip, arguments to take where there is no such release) in order."""
-    constraints = ["-c", "constraints.txt"]
-    if device == "cuda":
-        # != so that a CPU build at hand, which sorts above the plain release, is not taken
-        torch = [f"torch=={TORCH},!={TORCH}+cpu"]
-        steps: list[tuple[str, list[str], list[str] | None]] = [("torch, CUDA build", torch, None)]
-    elif sys.platform == "linux":
-        steps = [("torch, CPU build", [f"torch=={TORCH}+cpu"], [f"torch=={TORCH}"])]
-    else:
-        steps = [("torch", [f"torch=={TORCH}"], None)]
+    plain, cpu = f"torch=={TORCH}", f"torch=={TORCH}+cpu"
+    # != so that a CPU build at hand, which sorts above the plain release, is not taken
+    wanted, instead = f"{plain},!={TORCH}+cpu", None
+    if device == "cpu":
+        # only on Linux is the plain release a CUDA build
+        wanted, instead = (cpu, ["--no-deps", plain]) if sys.platform == "linux" else (plain, None)
+    # its dependencies come with the rest, pinned
+    steps = [(f"torch for {device}", ["--no-deps", wanted], instead)]
     # fbgemm has CUDA builds for x86-64 only
-    if device == "cuda" and platform.machine() == "x86_64":
-        steps.append(("the rest", [*constraints, "-e", ".[all-cuda]"], None))
-    else:
-        steps.append(("the rest", [*constraints, "-e", ".[all]"], None))
+    whole = device == "cuda" and platform.machine() == "x86_64"
+    extras = "all-cuda" if whole else "all"
+    steps.append(("the rest", ["-c", "constraints.txt", "-e", f".[{extras}]"], None))
+    if not whole:
         steps.append(("torchrec", ["--no-deps", f"torchrec=={TORCHREC}"], None))
     return steps
 
@@ -126,6 +126,13 @@ class Progress:
         self.what, self.count, self.doing = what, 0, "looking up"
         self.start = self.shown = time.monotonic()
         self.live = sys.stdout.isatty()
+        self.ended = threading.Event()
+        threading.Thread(target=self.keep_showing, daemon=True).start()
+
+    def keep_showing(self) -> None:
+        """pip is silent while it unpacks, which may take a minute."""
+        while not self.ended.wait(1):
+            self.show()
 
     def feed(self, line: str) -> None:
         word, _, rest = line.strip().partition(" ")
@@ -151,6 +158,7 @@ class Progress:
             print(line, flush=True)
 
     def close(self) -> None:
+        self.ended.set()
         if self.live:
             print("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r", end="", flush=True)
 
@@ -199,7 +207,7 @@ def run_logged(command: list[str], progress: Progress, lock: IO[bytes] | None) -
 def pip_install(
     what: str, arguments: list[str], instead: list[str] | None, lock: IO[bytes] | None
 ) -> None:
-    """Install, again after a network failure; `instead` where the registry has no such release."""
+    """Install, again after a network failure; `instead` where it fails for another reason."""
     base = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     for attempt in range(1, TRIES + 1):
         status, output = run_logged([*base, *arguments], Progress(what), lock)
@@ -215,10 +223,10 @@ def pip_install(
             "no package registry could be reached: check the network, the proxy (HTTPS_PROXY) and "
             f"`pip config list`, then run it again; the log is {LOG}"
         )
-    if instead is not None and "No matching distribution found" in output:
+    if instead is not None:  # pip has several wordings for "no such release": any will do
         say(
-            f"{what}: the registries here have none for Python {platform.python_version()}; taking "
-            "the standard build, which runs on the CPU too but is a download of gigabytes"
+            f"{what}: no CPU-only build for Python {platform.python_version()} in the registries "
+            "here; taking the standard build, which runs on the CPU too but takes gigabytes"
         )
         pip_install(what, instead, None, lock)
         return
