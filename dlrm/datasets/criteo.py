@@ -18,7 +18,7 @@ from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.criteo_encode import encode_file, encode_lines, to_batch
 from dlrm.datasets.criteo_format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
-from dlrm.datasets.criteo_source import hash_file
+from dlrm.datasets.criteo_hash import hash_file
 from dlrm.errors import InputError
 
 __all__ = ["CriteoSplit", "encode_file", "encode_lines", "load_criteo"]

@@ -35,16 +35,10 @@ from dlrm.datasets.criteo_format import (
     fingerprint_of,
     write_json,
 )
+from dlrm.datasets.criteo_hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
 from dlrm.datasets.criteo_pool import Pool
 from dlrm.datasets.criteo_report import BadRows, Progress
-from dlrm.datasets.criteo_source import (
-    HASH_BLOCK,
-    BlockHash,
-    Source,
-    hash_file,
-    hash_of_blocks,
-    stream_chunks,
-)
+from dlrm.datasets.criteo_source import Source, stream_chunks
 from dlrm.datasets.criteo_split import Cut
 from dlrm.datasets.criteo_vocab import (
     CHUNK_COUNTS,
@@ -365,9 +359,9 @@ class Build:
             outputs = {}
             for path, size, starts in zip(paths, sizes, blocks, strict=True):
                 found = []
-                for _ in starts:
+                for start in starts:
                     found.append(next(digests))
-                    bar.update(min(HASH_BLOCK, size))
+                    bar.update(min(HASH_BLOCK, size - start))
                 outputs[str(path.relative_to(self.result))] = {
                     "bytes": size,
                     "xxh3": hash_of_blocks(found),

@@ -57,8 +57,9 @@ class CriteoSettings:
     bad_rows: ``error`` refuses the input at its first bad row; ``skip`` leaves bad rows out, counts
         and lists them.
     split: ``day`` halves the last day (the last file; of a single file the last seventh of its
-        rows) into val and test, as the benchmarks do; ``time`` cuts the rows in file order by
-        ``fractions``; ``random`` draws exactly these fractions; ``train`` and ``test`` put every
+        rows) into val and test, as the benchmarks do. Test is the later half; the script of
+        facebookresearch/dlrm has the two the other way round. ``time`` cuts the rows in file order
+        by ``fractions``; ``random`` draws exactly these fractions; ``train`` and ``test`` put every
         row into that part. None stands for ``test`` with ``vocab_from``, else ``day``.
     """
 

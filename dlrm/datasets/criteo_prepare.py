@@ -6,6 +6,7 @@ a killed run go on, and leaving nothing behind when the input is refused.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,9 +28,10 @@ from dlrm.datasets.criteo_format import (
     read_meta,
     write_json,
 )
+from dlrm.datasets.criteo_hash import hash_file
 from dlrm.datasets.criteo_pool import Pool
 from dlrm.datasets.criteo_report import Progress
-from dlrm.datasets.criteo_source import CHUNK, Source, hash_file, inspect_inputs, is_disk_full
+from dlrm.datasets.criteo_source import CHUNK, Source, inspect_inputs
 from dlrm.errors import InputError
 
 MAX_WORKERS = 8  # by default: a worker takes up to about 150 MB
@@ -66,7 +68,9 @@ def preprocess_criteo(
     force: replace a preprocessed directory, whatever it was made from.
     chunk_bytes: text per task. It makes no difference to the bytes.
 
-    A directory made from the same inputs with the same settings is left as it is. A run that was
+    A directory made from the same inputs (the recorded content hash decides; a file that still has
+    its path, size and time of change is not read again) with the same settings is left as it is. A
+    run that was
     killed goes on where it stopped when the same call is made again. Raises InputError for bad
     input, and then leaves nothing behind; for a full disk, where the work so far is kept.
     """
@@ -220,7 +224,7 @@ def _refusing(parent: Path, folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
         raise
     except OSError as error:
-        if not is_disk_full(error):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InputError(
             f"the disk is full ({error.filename or parent}). Free some space, and the same command "

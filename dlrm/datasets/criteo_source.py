@@ -7,7 +7,6 @@ that one process unpacks. Either way a chunk is a run of whole lines.
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import os
@@ -34,7 +33,6 @@ except ImportError:
     _gzip_errors = (gzip.BadGzipFile, zlib.error)
 
 CHUNK = 16 << 20  # bytes of text a worker takes at a time
-HASH_BLOCK = 16 << 20  # a content hash is the hash of the hashes of blocks of this size
 MAX_LINE = 1 << 20  # a Criteo line has about 240 bytes; more than this is no line
 OVERLAP = 4 << 10  # bytes read beyond a range, which mostly hold the end of its last line
 HEAD = 256 << 10  # bytes of text that decide what a file is
@@ -353,50 +351,3 @@ def _read_full(file: io.FileIO, size: int) -> bytes:
 
 def _endless(path: str) -> str:
     return f"{path}: has a line longer than {MAX_LINE} bytes. Not Criteo text"
-
-
-class BlockHash:
-    """Content hash of bytes that arrive in pieces: xxh3_128 of the digests of blocks of 16 MiB.
-
-    Blocks can be hashed by several processes at a time, in any order.
-    """
-
-    def __init__(self) -> None:
-        self.digests: list[bytes] = []
-        self.block = xxhash.xxh3_128()
-        self.room = HASH_BLOCK
-
-    def update(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        while len(view) >= self.room:
-            self.block.update(view[: self.room])
-            view = view[self.room :]
-            self.digests.append(self.block.digest())
-            self.block.reset()
-            self.room = HASH_BLOCK
-        self.block.update(view)
-        self.room -= len(view)
-
-    def hexdigest(self) -> str:
-        last = [] if self.room == HASH_BLOCK else [self.block.digest()]
-        return hash_of_blocks(self.digests + last)
-
-
-def hash_of_blocks(digests: list[bytes]) -> str:
-    """The content hash, from the digests of the blocks in order."""
-    return xxhash.xxh3_128_hexdigest(b"".join(digests))
-
-
-def hash_file(path: str | os.PathLike[str], listen: Callable[[int], None] | None = None) -> str:
-    """The content hash of a file, read at the disk's speed."""
-    blocks = BlockHash()
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            blocks.update(piece)
-            if listen:
-                listen(len(piece))
-    return blocks.hexdigest()
-
-
-def is_disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -136,5 +136,5 @@ class HashTask:
 
 
 def run_hash(task: HashTask) -> bytes:
-    """The digest of a block, for `criteo_source.hash_of_blocks`."""
+    """The digest of a block, for `criteo_hash.hash_of_blocks`."""
     return xxhash.xxh3_128_digest(read_at(Path(task.path), task.start, task.size, np.uint8).data)

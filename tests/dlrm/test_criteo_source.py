@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from dlrm.datasets import criteo_source
+from dlrm.datasets import criteo_hash, criteo_source
+from dlrm.datasets.criteo_hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
 from dlrm.datasets.criteo_source import (
-    HASH_BLOCK,
-    BlockHash,
-    hash_file,
-    hash_of_blocks,
     inspect,
     inspect_inputs,
     read_range,
@@ -184,7 +181,7 @@ def test_content_hash_is_that_of_the_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert HASH_BLOCK == criteo_source.CHUNK  # so that workers can hash what they read
-    monkeypatch.setattr(criteo_source, "HASH_BLOCK", 1000)
+    monkeypatch.setattr(criteo_hash, "HASH_BLOCK", 1000)
     data = np.random.default_rng(0).bytes(5500)
     path = write(tmp_path / "a", data)
     digests = [read_range(path, a, min(a + 1000, 5500))[1] for a in range(0, 5500, 1000)]

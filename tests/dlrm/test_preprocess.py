@@ -331,7 +331,9 @@ def test_up_to_date_stale_and_forced(
     assert main(run) == 0
     assert "400 rows" in capsys.readouterr().out
     first = content(out)
-    assert main(run) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(criteo_prepare, "hash_file", None)  # found out without reading the input
+        assert main(run) == 0
     assert "up to date" in capsys.readouterr().out
     os.utime(path, (1, 1))  # touched, but the same: the content decides
     assert main(run) == 0
@@ -512,7 +514,7 @@ def test_a_run_killed_in_every_pass_goes_on_to_the_same_bytes(
     tmp_path: Path, compressed: bool
 ) -> None:
     path, out, work = tmp_path / "big", tmp_path / "out", tmp_path / ".out.preprocess"
-    make_file(path, 6000)
+    make_file(path, 4000)
     if compressed:
         path.write_bytes(gzip.compress(path.read_bytes(), 1))
     kept: dict[Path, int] = {}
