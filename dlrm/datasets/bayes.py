@@ -23,8 +23,8 @@ import numpy as np
 def expected_auc(probability: np.ndarray, score: np.ndarray | None = None) -> float:
     """Expected AUC of ``score`` (default: of the probabilities themselves), both (N,).
 
-    Labels are averaged over, so two models are compared without the noise of drawn labels. NaN where
-    no pair of a positive and a negative is possible.
+    Labels are averaged over, so two models are compared without the noise of drawn labels. NaN
+    where no pair of a positive and a negative is possible.
 
     >>> round(expected_auc(np.array([0.2, 0.8])), 4)  # 0.8 * 0.8 / (0.8 * 0.8 + 0.2 * 0.2)
     0.9412

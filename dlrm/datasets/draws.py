@@ -75,7 +75,7 @@ def bell(word: np.ndarray) -> np.ndarray:
 
 
 def flat(word: np.ndarray, rank: int) -> np.ndarray:
-    """``rank`` (at most 4) numbers of each word (N,): (rank, N) f32, uniform, mean 0, variance 1."""
+    """``rank`` (at most 4) numbers a word (N,): (rank, N) f32, uniform, mean 0, variance 1."""
     scale = np.float32((12.0 / (2.0**32 - 1)) ** 0.5)
     parts = [(word >> np.uint64(16 * r)).astype(np.uint16) for r in range(rank)]
     return (np.stack(parts).astype(np.float32) - np.float32(32767.5)) * scale
@@ -123,8 +123,8 @@ class Zipf:
     """Ids with probability proportional to ``(id + 1) ** -exponent``, for a table of any size.
 
     The first 65535 ids are drawn exactly. Beyond them the sum is replaced by the integral between
-    half-way points, whose relative error per id is ``s (s + 1) / 24 / id^2``, under 1e-10; so a table
-    of 40M rows needs no array of that size. Exponent 0 is uniform.
+    half-way points, with a relative error of ``s (s + 1) / 24 / id^2`` per id, under 1e-10 for s up
+    to 2; so a table of 40M rows needs no array of that size. Exponent 0 is uniform.
     """
 
     def __init__(self, rows: int, exponent: float) -> None:

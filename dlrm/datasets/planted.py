@@ -181,9 +181,7 @@ class PlantedTruth:
                 sides.append(None)
                 continue
             table = self._tables[place - self._dense]
-            vectors = IdVectors(
-                table.rows, draws.salt(seed, 2, number, side), rank, table.source
-            )
+            vectors = IdVectors(table.rows, draws.salt(seed, 2, number, side), rank, table.source)
             sides.append(vectors)
             spread = spread * vectors.covariance
             scale *= table.per_id
@@ -299,10 +297,10 @@ class PlantedTruth:
         for batch in batches:
             score = batch.label if pairs else self.logit(batch, pairs=False)
             columns.append((self.probability(batch), batch.label, score))
-        p, label, score = (torch.cat(c).numpy() for c in zip(*columns, strict=True))
+        joined = [torch.cat(c).numpy() for c in zip(*columns, strict=True)]
         if pairs:
-            return bayes_scores(p, label)
-        found = bayes_scores(p, label, score)
+            return bayes_scores(*joined[:2])
+        found = bayes_scores(*joined)
         return {key: found[key] for key in ("auc", "realised_auc")}
 
     def mislabelled(self, split: str, start: int = 0, stop: int | None = None) -> Tensor:

@@ -4,8 +4,8 @@
     python -m dlrm.datasets.sample --check    # compares the file with what would be written
 
 A line is label, I1 to I13 (whole numbers), C1 to C26 (eight hex digits), separated by tabs, and a
-field is empty where the value is missing, as in the Criteo Kaggle file. Dense values x become counts,
-``floor(exp(location + spread * x))``, so their logarithm carries the planted effect.
+field is empty where the value is missing, as in the Criteo Kaggle file. Dense values x become
+counts, ``floor(exp(location + spread * x))``, so their logarithm carries the planted effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIG = SyntheticConfig(
     n_train=ROWS,
     seed=2026,
     positive_rate=0.256,
-    main_scale=1.5,
+    main_scale=2.2,
     pair_scale=0.6,
     null=("I10", "I12", "C3", "C9", "C12", "C22"),
 )
@@ -127,7 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Make the bundled Criteo-format sample again, or compare it.",
     )
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"default {DEFAULT_OUT}")
-    parser.add_argument("--check", action="store_true", help="compare, write nothing; 1 if it differs")
+    parser.add_argument(
+        "--check", action="store_true", help="compare, write nothing; 1 if it differs"
+    )
     args = parser.parse_args(argv)
     try:
         if args.check:
