@@ -617,9 +617,11 @@ def test_memory_is_bounded_with_all_values_distinct(tmp_path: Path) -> None:
 
 def test_measure_prints_both_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_file(tmp_path / "a", 2000)
-    ours, theirs = measure(tmp_path / "a")
-    assert ours.rows == theirs.rows == 2000
+    (tmp_path / "csv").write_bytes(text_of(make_rows(99, odd=False), ",", header=True))
+    for name, rows in (("a", 2000), ("csv", 99)):
+        ours, theirs = measure(tmp_path / name, workers=1)
+        assert ours.rows == theirs.rows == rows
     assert "polars.read_csv" in capsys.readouterr().out
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "csv"]
     make_file(tmp_path / "b", 2000)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
