@@ -8,6 +8,7 @@
 #define GEMM_H
 #include <algorithm>
 #include <cstdlib>
+#include <type_traits>
 
 #include "vector.h"
 

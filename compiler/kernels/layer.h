@@ -23,26 +23,44 @@ template <class T> INLINE Vec load_some(const T* p, int n) {
   return n >= LANES ? load(p) : load_part(p, n);
 }
 
-template <class T>
-void finish(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column, Int columns) {
+// Calls change(vector, column, row) on a tile's sums plus bias and stores what it returns.
+template <class T, class F>
+INLINE void each(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column, Int columns,
+                 F&& change) {
+  T* to = e.out + row * e.out_row + column;
   for (Int j = 0; j < columns; j += LANES) {
     int n = (int)std::min<Int>(LANES, columns - j);
     Vec bias = e.bias ? load_some(e.bias + column + j, n) : Vec{};
-    for (Int r = 0; r < rows; r++) {
-      Vec v = load(c + r * PANEL + j) + bias;
-      if (e.saved) {
-        const T* y = e.saved + (row + r) * e.saved_row + column + j;
-        v = deactivate(v, load_some(y, n), e.activation);
-      } else {
-        v = activate(v, e.activation);
-      }
-      T* to = e.out + (row + r) * e.out_row + column + j;
-      if (n == LANES)
-        store(to, v);
-      else
-        store_part(to, v, n);
-    }
+    if (n == LANES)
+      for (Int r = 0; r < rows; r++)
+        store(to + r * e.out_row + j, change(load(c + r * PANEL + j) + bias, row + r, column + j, n));
+    else
+      for (Int r = 0; r < rows; r++)
+        store_part(to + r * e.out_row + j,
+                   change(load(c + r * PANEL + j) + bias, row + r, column + j, n), n);
   }
+}
+
+template <class T>
+void finish(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column, Int columns) {
+  auto run = [&](auto&& change) { each(e, c, row, rows, column, columns, change); };
+  auto undo = [&](auto activation) {
+    run([&](Vec v, Int r, Int j, int n) __attribute__((always_inline)) {
+      return deactivate(v, load_some(e.saved + r * e.saved_row + j, n), activation);
+    });
+  };
+  auto apply = [&](auto activation) {
+    run([&](Vec v, Int, Int, int) __attribute__((always_inline)) { return activate(v, activation); });
+  };
+  auto known = [&](auto&& act) {  // the activation as a constant, so that it is asked for only once
+    switch (e.activation) {
+      case RELU: return act(std::integral_constant<Int, RELU>());
+      case SIGMOID: return act(std::integral_constant<Int, SIGMOID>());
+      case GELU: return act(std::integral_constant<Int, GELU>());
+      default: return act(std::integral_constant<Int, NONE>());
+    }
+  };
+  e.saved ? known(undo) : known(apply);
 }
 
 // Dot products of ROWS rows with COLUMNS rows of a weight, along the inputs.

@@ -28,11 +28,14 @@ INLINE void interleave(const float* first, const float*, Int columns, Int width,
   for (; j < width; j += LANES) store(to + j, j < columns ? load_part(first + j, columns - j) : Vec{});
 }
 INLINE void interleave(const bf16* first, const bf16* second, Int columns, Int width, bf16* to) {
-  if (second)
-    for (Int j = 0; j < columns; j++) to[2 * j] = first[j], to[2 * j + 1] = second[j];
-  else
-    for (Int j = 0; j < columns; j++) to[2 * j] = first[j], to[2 * j + 1] = {0};
-  for (Int j = columns; j < width; j++) to[2 * j] = to[2 * j + 1] = {0};
+  for (Int j = 0; j < width; j += LANES) {
+    int n = (int)std::clamp<Int>(columns - j, 0, LANES);
+    auto take = [&](const bf16* row) {  // in the upper halves of words
+      return (VecBits)(!row ? Vec{} : n == LANES ? load(row + j) : load_part(row + j, n));
+    };
+    VecBits pairs = take(second) | take(first) >> 16;
+    std::memcpy(to + 2 * j, &pairs, sizeof pairs);
+  }
 }
 
 // `depth` rows of a row-major matrix, `columns` of it, as words (steps, width), 0 beyond.

@@ -19,10 +19,10 @@ template <class T> struct WeightGradient {
   float* bias;  // (outputs) or null
 };
 
-// The gradient of outputs [o0, o1) and inputs [i0, i1); the bias too when i0 is 0.
+// The gradient of outputs [o0, o1) and inputs [i0, i1), and of the bias if asked.
 template <class T>
-void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1) {
-  if (o0 == o1 || (i0 == i1 && i0 != 0)) return;
+void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1, bool bias) {
+  if (o0 == o1 || (i0 == i1 && !bias)) return;
   constexpr Int strip = BATCH_BLOCK * STRIP;  // numbers of one packed strip of g
   Int strips = ceiling(o1 - o0, TILE_ROWS), outputs = o1 - o0;
   Scratch<T> g(strips * strip), panel(BATCH_BLOCK * PANEL);
@@ -30,7 +30,7 @@ void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1) {
   auto start = [&](Int s) { return o0 + outputs * s / strips; };
   for (Int o = o0; o < o1; o++) {
     for (Int i = i0; i < i1; i++) w.weight[o * w.weight_row + i] = 0;
-    if (w.bias && i0 == 0) w.bias[o] = 0;
+    if (bias) w.bias[o] = 0;
   }
   for (Int row = 0; row < w.batch; row += BATCH_BLOCK) {
     Int depth = std::min(BATCH_BLOCK, w.batch - row);
@@ -38,7 +38,7 @@ void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1) {
       const T* from = w.g + row * w.g_row + start(s);
       Int height = start(s + 1) - start(s);
       pack_rows(from, w.g_row, depth, height, STRIP, g.data + s * strip);
-      if (w.bias && i0 == 0)
+      if (bias)
         for (Int v = 0; v < height; v += LANES) {
           int n = (int)std::min<Int>(LANES, height - v);
           Vec total{};
@@ -86,9 +86,11 @@ template <class T> void gradient_share(const WeightGradient<T>& w, Int thread, I
   auto cut = [](Int units, Int part, Int parts, Int unit, Int end) {
     return std::min(end, units * part / parts * unit);
   };
-  gradient_part(w, cut(strips, o, down, TILE_ROWS, w.outputs),
-                cut(strips, o + 1, down, TILE_ROWS, w.outputs),
-                cut(panels, i, across, PANEL, w.inputs),
-                cut(panels, i + 1, across, PANEL, w.inputs));
+  Int o0 = cut(strips, o, down, TILE_ROWS, w.outputs);
+  Int o1 = cut(strips, o + 1, down, TILE_ROWS, w.outputs);
+  Int i0 = cut(panels, i, across, PANEL, w.inputs);
+  Int i1 = cut(panels, i + 1, across, PANEL, w.inputs);
+  bool leftmost = w.inputs ? i0 == 0 && i1 > 0 : i == 0;  // one thread of each row of the grid
+  gradient_part(w, o0, o1, i0, i1, w.bias && leftmost);
 }
 #endif

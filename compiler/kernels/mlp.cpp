@@ -1,0 +1,153 @@
+// A chain of linear layers in one call. A block of rows goes through all layers while it is in the
+// cache; forward keeps the activations only where backward needs them.
+#include "weight_gradient.h"
+
+constexpr double CHAIN_WORK = 2e5;  // multiply-adds below which a second thread does not pay
+
+// One layer, as in mlp.py: pointers and numbers of 8 bytes each.
+struct Layer {
+  const void* weight;  // forward: of W (outputs, inputs); backward: of its transpose
+  Int weight_row;      // 0: packed; else PyTorch's layout with rows this far apart
+  const void* bias;    // or null
+  Int inputs, outputs, activation;
+  void* out;    // (batch, outputs), or null: not kept
+  Int out_row;
+  // backward only
+  void* gradient;  // (batch, outputs): receives the gradient before the activation
+  Int gradient_row;
+  float* weight_gradient;  // (outputs, inputs), or null: not wanted
+  float* bias_gradient;    // (outputs), or null
+};
+
+// Rows apart by an odd number of cache lines: equal columns then fall into different cache sets.
+INLINE Int scratch_row(Int columns) { return (ceiling(columns, 32) | 1) * 32; }
+
+template <class T>
+void layer_part(const Layer& layer, const T* x, Int x_row, Int rows, Int begin, Int end,
+                bool single, const Epilogue<T>& epilogue) {
+  const T* weight = (const T*)layer.weight;
+  if (layer.weight_row)
+    plain_block(x, x_row, rows, weight, layer.weight_row, layer.inputs, begin, end, epilogue);
+  else
+    layer_block(x, x_row, rows, weight, layer.inputs, layer.outputs, begin, end, single, epilogue);
+}
+
+template <class T>
+void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, Int threads) {
+  Int widest = 1;
+  double work = 0;
+  for (Int l = 0; l < count; l++) {
+    widest = std::max(widest, layers[l].outputs);
+    work += (double)layers[l].inputs * layers[l].outputs;
+  }
+  if (work * batch < CHAIN_WORK) threads = 1;
+  Int row = scratch_row(widest);
+  auto chain = [&](Int first, Int rows, T* scratch, auto&& product) {
+    const T* from = x + first * x_row;
+    Int from_row = x_row;
+    for (Int l = 0; l < count; l++) {
+      const Layer& layer = layers[l];
+      T* to = layer.out ? (T*)layer.out + first * layer.out_row : scratch + l % 2 * rows * row;
+      Int to_row = layer.out ? layer.out_row : row;
+      Epilogue<T> e{to, to_row, (const T*)layer.bias, nullptr, 0, layer.activation};
+      product(layer, from, from_row, e);
+      from = to, from_row = to_row;
+    }
+  };
+  if (batch < threads * 4) {  // too few rows to share out: the threads share each layer's panels
+    Scratch<T> scratch(2 * batch * row);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    chain(0, batch, scratch.data, [&](const Layer& layer, const T* from, Int from_row, auto& e) {
+      Int panels = ceiling(layer.outputs, PANEL);
+#pragma omp for schedule(static)
+      for (Int t = 0; t < threads; t++)
+        layer_part(layer, from, from_row, batch, panels * t / threads * PANEL,
+                   std::min(layer.outputs, panels * (t + 1) / threads * PANEL), batch == 1, e);
+    });
+    return;
+  }
+  Int blocks = block_count(batch, widest * sizeof(T), threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    Scratch<T> scratch(2 * (ceiling(batch, blocks) + 1) * row);
+#pragma omp for schedule(dynamic, 1)
+    for (Int i = 0; i < blocks; i++) {
+      Int first = batch * i / blocks, rows = batch * (i + 1) / blocks - first;
+      chain(first, rows, scratch.data, [&](const Layer& layer, const T* from, Int from_row, auto& e) {
+        layer_part(layer, from, from_row, rows, 0, layer.outputs, batch == 1, e);
+      });
+    }
+  }
+}
+
+// First the gradients of the activations, a block of rows through all layers, kept in `gradient`;
+// then those of the weights, each thread a part of each weight.
+template <class T>
+void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x_gradient_row,
+              Int batch, const Layer* layers, Int count, Int threads) {
+  double work = 0;
+  Int widest = 1;
+  for (Int l = 0; l < count; l++) {
+    work += (double)layers[l].inputs * layers[l].outputs;
+    widest = std::max(widest, layers[l].inputs);
+  }
+  if (work * batch < CHAIN_WORK) threads = 1;
+  Int blocks = batch ? block_count(batch, widest * sizeof(T), threads) : 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (Int i = 0; i < blocks; i++) {
+      Int first = batch * i / blocks, rows = batch * (i + 1) / blocks - first;
+      const Layer& last = layers[count - 1];
+      for (Int r = first; r < first + rows; r++)
+        for (Int j = 0; j < last.outputs; j += LANES) {
+          int n = (int)std::min<Int>(LANES, last.outputs - j);
+          Vec y = load_some((const T*)last.out + r * last.out_row + j, n);
+          Vec v = deactivate(load_some(g + r * g_row + j, n), y, last.activation);
+          T* to = (T*)last.gradient + r * last.gradient_row + j;
+          n == LANES ? store(to, v) : store_part(to, v, n);
+        }
+      for (Int l = count - 1; l >= 0; l--) {
+        const Layer& layer = layers[l];
+        Epilogue<T> e{};
+        if (l > 0) {
+          const Layer& before = layers[l - 1];
+          e = {(T*)before.gradient + first * before.gradient_row, before.gradient_row, nullptr,
+               (const T*)before.out + first * before.out_row, before.out_row, before.activation};
+        } else if (x_gradient) {
+          e = {x_gradient + first * x_gradient_row, x_gradient_row, nullptr, nullptr, 0, NONE};
+        } else {
+          break;
+        }
+        const T* from = (const T*)layer.gradient + first * layer.gradient_row;
+        layer_block(from, layer.gradient_row, rows, (const T*)layer.weight, layer.outputs,
+                    layer.inputs, 0, layer.inputs, batch == 1, e);
+      }
+    }
+#pragma omp for schedule(static, 1)
+    for (Int t = 0; t < threads; t++)
+      for (Int l = 0; l < count; l++) {
+        const Layer& layer = layers[l];
+        if (!layer.weight_gradient) continue;
+        const T* from = l ? (const T*)layers[l - 1].out : x;
+        gradient_share<T>({(const T*)layer.gradient, layer.gradient_row, from,
+                           l ? layers[l - 1].out_row : x_row, batch, layer.outputs, layer.inputs,
+                           layer.weight_gradient, layer.inputs, layer.bias_gradient},
+                          t, threads);
+      }
+  }
+}
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define MLP(T, NAME)                                                                               \
+  EXPORT void mlp_forward_##NAME(const T* x, Int x_row, Int batch, const Layer* layers, Int count, \
+                                 Int threads) {                                                    \
+    forward(x, x_row, batch, layers, count, threads);                                              \
+  }                                                                                                \
+  EXPORT void mlp_backward_##NAME(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient,     \
+                                  Int x_gradient_row, Int batch, const Layer* layers, Int count,   \
+                                  Int threads) {                                                   \
+    backward(x, x_row, g, g_row, x_gradient, x_gradient_row, batch, layers, count, threads);       \
+  }
+MLP(float, f32)
+MLP(bf16, bf16)
