@@ -290,7 +290,9 @@ def check_main_job() -> Iterator[Item]:
     ids = torch.randint(rows, (samples, len(config.rows)), generator=generator)
     dense = torch.rand(samples, config.dense_in, generator=generator)
     batch = Batch.one_hot(dense, ids, torch.arange(samples) % 2)
-    model = DLRM(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DLRM(config)
     logit = model(*batch.inputs())
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, batch.label)
     loss.backward()

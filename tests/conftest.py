@@ -20,6 +20,11 @@ def pytest_configure() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes go by their argument's name: gzip writes the time, and workers must agree on ids."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked gpu, with the reason, where torch sees no CUDA device."""
     wanting = [item for item in items if item.get_closest_marker("gpu")]
