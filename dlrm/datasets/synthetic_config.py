@@ -17,7 +17,12 @@ POOLING_KINDS = ("fixed", "poisson", "geometric")
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """What to make. ``zipf`` and ``pooling`` are one number for all tables, or one per table."""
+    """What to make. ``zipf`` and ``pooling`` are one number for all tables, or one per table.
+
+    The default has a Bayes AUC of 0.819, and 0.755 by main effects alone. Its tables are small on
+    purpose: a model fits a main effect and ``rank`` factors for each id, and every parameter costs
+    about 1 / (2 n_train) nats. Eight tables of 1000 rows would cost 0.01, and as much in AUC.
+    """
 
     rows: tuple[int, ...] = (300, 200, 100, 100, 50, 50, 30, 20)
     dense_in: int = 13

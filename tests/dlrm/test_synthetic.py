@@ -141,6 +141,18 @@ def test_zipf_follows_its_formula(rows: int, exponent: float) -> None:
     assert np.abs(z).max() < 4.5
 
 
+def test_zipf_of_a_large_table_is_the_exact_sum_and_its_tail_is_even() -> None:
+    sampler = Zipf(300_000, 1.1)
+    exact = np.arange(1, 300_001, dtype=np.float64) ** -1.1
+    exact /= exact.sum()
+    np.testing.assert_allclose(sampler.probability, exact[: sampler.head], rtol=1e-9)
+    assert sampler.tail == pytest.approx(exact[sampler.head :].sum(), rel=1e-9)
+    np.testing.assert_allclose(sampler.pmf(np.arange(300_000)), exact, rtol=1e-9)
+    short = Zipf(65_560, 1.0)  # 25 ids in the tail, as likely as each other within 0.04%
+    ids = short._tail((np.arange(25_000) + 0.5) / 25_000)
+    assert np.abs(np.bincount(ids - short.head, minlength=25) - 1000).max() <= 2
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40).filter(lambda p: sum(p) > 0.01))
 def test_alias_cells_add_up_to_the_probabilities(weights: list[float]) -> None:
@@ -205,6 +217,10 @@ def test_trace_gives_tables_the_reuse_that_was_asked_for() -> None:
         found, allowed = check_trace(ids, request, 500)
         assert (found < allowed) == matches
     assert same(data.splits["train"].read(BLOCK - 5, BLOCK + 5), batch.slice(BLOCK - 5, BLOCK + 5))
+    again = synthetic_dataset(dataclasses.replace(config, trace_length=BLOCK + 1000))
+    first = again.splits["train"].read(0, config.n_train).ids[: config.n_train]
+    assert not torch.equal(first[1000:BLOCK], first[BLOCK + 1000 :])
+    assert torch.equal(first[: BLOCK - 1000], first[BLOCK + 1000 :])  # it began again
     parts = truth_of(data).effect(batch)
     assert abs(float(parts[:, 0].mean())) < 0.05
     np.testing.assert_allclose(parts.std(0), list(truth_of(data).main_effects.values()), rtol=0.05)
@@ -325,6 +341,9 @@ def test_labels_follow_the_truth() -> None:
         [y[t].mean() for t in tenths], [p[t].mean() for t in tenths], atol=0.01
     )
     # what the table of residuals by cell says about the interaction is in the labels
+    surprise = ((y - p) / np.sqrt(p * (1 - p)))[: 18 * BLOCK].reshape(18, BLOCK)
+    between = np.corrcoef(surprise) - np.eye(18)  # blocks are drawn independently
+    assert np.abs(between).max() < 0.05
     ids = batch.ids.view(2, -1).numpy()
     cell = ids[0] * 30 + ids[1]
     pair = truth.pair_effect(batch)[:, 0].numpy()

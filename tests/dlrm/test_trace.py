@@ -92,6 +92,15 @@ def test_lru_stack_is_a_list_moved_about(size: int, moves: list[float]) -> None:
             assert len(stack) == len(plain)
 
 
+def test_lru_stack_over_many_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lru, "HOT", 4)
+    rng = np.random.default_rng(3)
+    plain, stack = list(range(40)), LRUStack(range(40))
+    for depth in rng.integers(0, 40, 5000).tolist():
+        plain.append(plain.pop(-1 - depth))
+        assert stack.access(depth) == plain[-1]
+
+
 @pytest.mark.parametrize("request_", FORMS, ids=NAMES)
 def test_a_trace_has_exactly_the_distances_that_were_drawn(request_: StackDistances) -> None:
     rows, length = 20_000, 20_000
