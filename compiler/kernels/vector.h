@@ -1,15 +1,17 @@
 // A vector of floats as wide as the machine's registers, by the vector extensions that GCC and
 // Clang share: one source for AVX-512 (16 lanes), AVX2 (8), NEON and everything else (4).
 // `a * b + c` becomes one fused instruction where the machine has it.
-#pragma once
+#ifndef VECTOR_H
+#define VECTOR_H
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX2__) || defined(__AVX512F__)
-#pragma GCC diagnostic push  // GCC 12 warns of its own "undefined" registers
-#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
-#pragma GCC diagnostic pop
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -198,3 +200,5 @@ INLINE bf16 to_bf16(float x) {
   if (x != x) return {(uint16_t)((bits | 0x400000u) >> 16)};
   return {(uint16_t)((bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16)};
 }
+
+#endif  // VECTOR_H

@@ -1,0 +1,98 @@
+"""Optimizers for embedding tables that touch only the rows that were looked up, natively."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from compiler.kernels.bags import Bags
+from compiler.kernels.row_update import KINDS, Update, new_state, update_bags
+
+__all__ = ["KINDS", "SparseRows"]
+
+
+class SparseRows(torch.optim.Optimizer):
+    """SGD, Adagrad, exact row-wise Adagrad or lazy Adam on the looked-up rows, in one native call.
+
+    Gradients are sparse tensors (n, d), coalesced or not, as ``nn.EmbeddingBag(sparse=True)`` makes
+    them. Rows that occur several times are summed first, in order, so each gets one exact update;
+    the result is the same bits from run to run and for any number of threads. ``kind`` is one of
+    ``KINDS``; see ``compiler.kernels.row_update.Update`` for the formulas. Tables are f32.
+
+    Raises ValueError for an unknown kind, a gradient that is not sparse, or another dtype.
+
+    >>> table = nn.EmbeddingBag(4, 2, mode="sum", sparse=True)
+    >>> optimizer = SparseRows(table.parameters(), "rowwise_adagrad", lr=0.1)
+    >>> table(torch.tensor([[1, 1, 3]])).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.state[table.weight]["squares"].tolist()
+    [0.0, 4.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        kind: str,
+        lr: float,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"sparse optimizer: {kind!r} is none of {', '.join(KINDS)}")
+        self.kind = kind
+        defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "betas": betas}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        tables, ids, values, updates, states = [], [], [], [], []
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is None:
+                    continue
+                _check(table)
+                tables.append(table)
+                ids.append(table.grad._indices().view(-1, 1))  # (N, 1): each id is its own bag
+                values.append(_rows(table.grad._values()))  # (N, d)
+                states.append(self._state(table))
+                updates.append(
+                    Update(
+                        self.kind,
+                        float(group["lr"]),
+                        group["eps"],
+                        group["weight_decay"],
+                        group["betas"],
+                        int(states[-1].get("steps", 1)),
+                    )
+                )
+        if tables:
+            update_bags(tables, Bags(ids), values, updates, states)
+
+    def _state(self, table: Tensor) -> dict[str, Tensor]:
+        state = self.state[table]
+        if not state:
+            state.update(new_state(self.kind, table))
+            if self.kind == "adam":
+                state["steps"] = table.new_zeros(())
+        if self.kind == "adam":
+            state["steps"] += 1
+        return state
+
+
+def _check(table: Tensor) -> None:
+    grad = table.grad
+    assert grad is not None
+    if not grad.is_sparse or grad.sparse_dim() != 1 or table.dim() != 2:
+        raise ValueError(
+            f"SparseRows: a gradient of {grad.layout} for a table {tuple(table.shape)}: make it "
+            "sparse with nn.EmbeddingBag(..., sparse=True)"
+        )
+    if table.dtype != torch.float32 or grad.dtype != torch.float32 or not table.is_cpu:
+        raise ValueError(f"SparseRows: {table.dtype} on {table.device}: tables are f32 on the CPU")
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values if values.stride(1) == 1 or values.shape[1] == 1 else values.contiguous()
