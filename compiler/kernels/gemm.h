@@ -108,6 +108,21 @@ INLINE void any_tile(int rows, int vecs, const T* a, Int a_row, Int a_step, cons
   }
 }
 
+// Calls tile(row, rows) over `rows` in pieces of near equal height, at most `most`.
+template <class F> INLINE void pieces(Int rows, Int most, F&& tile) {
+  Int count = ceiling(rows, most);
+  for (Int i = 0; i < count; i++) tile(rows * i / count, rows * (i + 1) / count - rows * i / count);
+}
+
+// n of a vector's numbers at p, all of them for n >= LANES.
+template <class T> INLINE Vec load_some(const T* p, int n) {
+  return n >= LANES ? load(p) : load_part(p, n);
+}
+
+template <class T> INLINE void store_some(T* p, Vec v, int n) {
+  n >= LANES ? store(p, v) : store_part(p, v, n);
+}
+
 // Square of LANES x LANES words, transposed in log2(LANES) rounds of swaps.
 INLINE void transpose(Vec (&rows)[LANES]) {
 #pragma GCC unroll 4

@@ -19,10 +19,6 @@ template <class T> struct Epilogue {
   Int activation;
 };
 
-template <class T> INLINE Vec load_some(const T* p, int n) {
-  return n >= LANES ? load(p) : load_part(p, n);
-}
-
 // Calls change(vector, column, row) on a tile's sums plus bias and stores what it returns.
 template <class T, class F>
 INLINE void each(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column, Int columns,
@@ -106,12 +102,6 @@ void thin_tile(const T* a, const T* b, Int depth, float* c) {
   }
   for (int v = 0; v < VECS; v++)
     store(c + v * LANES, (sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v]));
-}
-
-// Calls tile(row, rows) over `rows` in pieces of near equal height, at most `most`.
-template <class F> INLINE void pieces(Int rows, Int most, F&& tile) {
-  Int count = ceiling(rows, most);
-  for (Int i = 0; i < count; i++) tile(rows * i / count, rows * (i + 1) / count - rows * i / count);
 }
 
 // Outputs [begin, end) of a packed weight for a block of rows; begin is a multiple of PANEL, and so

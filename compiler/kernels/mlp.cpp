@@ -105,7 +105,7 @@ void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x
           Vec y = load_some((const T*)last.out + r * last.out_row + j, n);
           Vec v = deactivate(load_some(g + r * g_row + j, n), y, last.activation);
           T* to = (T*)last.gradient + r * last.gradient_row + j;
-          n == LANES ? store(to, v) : store_part(to, v, n);
+          store_some(to, v, n);
         }
       for (Int l = count - 1; l >= 0; l--) {
         const Layer& layer = layers[l];

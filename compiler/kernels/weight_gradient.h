@@ -60,10 +60,7 @@ void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1, b
             int n = (int)std::min<Int>(LANES, columns - j);
             float* to = w.weight + (start(s) + r) * w.weight_row + i + j;
             Vec sum = load_some(to, n) + load(c + r * PANEL + j);
-            if (n == LANES)
-              store(to, sum);
-            else
-              store_part(to, sum, n);
+            store_some(to, sum, n);
           }
       }
     }
