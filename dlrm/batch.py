@@ -86,7 +86,8 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Samples [start, stop), a cheap copy: each table's ids lie next to each other."""
-        first, last = self.offsets[:, start].tolist(), self.offsets[:, stop].tolist()
+        offsets = self.offsets[:, start : stop + 1]
+        first, last = offsets[:, 0].tolist(), offsets[:, -1].tolist()
 
         def cut(values: Tensor) -> Tensor:
             pieces = [values[a:b] for a, b in zip(first, last, strict=True)]
@@ -95,7 +96,7 @@ class Batch:
         return Batch(
             self.dense[start:stop],
             cut(self.ids),
-            _offsets(self.lengths()[:, start:stop]),
+            _offsets(offsets[:, 1:] - offsets[:, :-1]),
             self.label[start:stop],
             None if self.weights is None else cut(self.weights),
         )
