@@ -38,8 +38,7 @@ INLINE Vec gelu(Vec x) {
   series = fma(series, t, splat(-0.284496736f));
   series = fma(series, t, splat(0.254829592f));
   Vec tail = splat(0.5f) * series * t * exponential(-z * z);  // Phi(-|x|)
-  Vec result = x * select(x < Vec{}, tail, splat(1.0f) - tail);
-  return select(x == splat(-INFINITY), x * splat(0.0f), result);  // NaN, as in PyTorch
+  return x * select(x < Vec{}, tail, splat(1.0f) - tail);
 }
 
 INLINE Vec activate(Vec x, int64_t activation) {

@@ -123,33 +123,45 @@ template <class T> INLINE void store_some(T* p, Vec v, int n) {
   n >= LANES ? store(p, v) : store_part(p, v, n);
 }
 
-// Square of LANES x LANES words, transposed in log2(LANES) rounds of swaps.
-INLINE void transpose(Vec (&rows)[LANES]) {
-#pragma GCC unroll 4
-  for (int half = 1; half < LANES; half *= 2) {
-    VecInt low, high;  // which word of (a, b) goes where
-    for (int lane = 0; lane < LANES; lane++) {
-      low[lane] = lane & half ? LANES + lane - half : lane;
-      high[lane] = lane & half ? LANES + lane : lane + half;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++)
-      if (!(i & half)) {
-        Vec a = rows[i], b = rows[i + half];
-#if defined(__clang__) && defined(VECTOR_MASKS)
-        rows[i] = (Vec)_mm512_permutex2var_ps((__m512)a, (__m512i)low, (__m512)b);
-        rows[i + half] = (Vec)_mm512_permutex2var_ps((__m512)a, (__m512i)high, (__m512)b);
-#elif defined(__clang__)
-        for (int lane = 0; lane < LANES; lane++) {
-          rows[i][lane] = low[lane] < LANES ? a[low[lane]] : b[low[lane] - LANES];
-          rows[i + half][lane] = high[lane] < LANES ? a[high[lane]] : b[high[lane] - LANES];
-        }
-#else
-        rows[i] = __builtin_shuffle(a, b, low);
-        rows[i + half] = __builtin_shuffle(a, b, high);
-#endif
+// For each round of a transpose, which word of (a, b) goes where in the two results.
+struct Swaps {
+  int32_t low[4][LANES]{}, high[4][LANES]{};
+  constexpr Swaps() {
+    for (int round = 0; round < 4; round++)
+      for (int lane = 0, half = 1 << round; lane < LANES; lane++) {
+        low[round][lane] = lane & half ? LANES + lane - half : lane;
+        high[round][lane] = lane & half ? LANES + lane : lane + half;
       }
   }
+};
+
+INLINE Vec shuffle(Vec a, Vec b, const int32_t* which) {
+  VecInt index;
+  std::memcpy(&index, which, sizeof index);
+#if defined(VECTOR_MASKS)
+  return (Vec)_mm512_permutex2var_ps((__m512)a, (__m512i)index, (__m512)b);
+#elif defined(__clang__)
+  Vec v;
+  for (int lane = 0; lane < LANES; lane++)
+    v[lane] = which[lane] < LANES ? a[which[lane]] : b[which[lane] - LANES];
+  return v;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// A square of LANES x LANES words, transposed in log2(LANES) rounds of swaps.
+INLINE void transpose(Vec (&rows)[LANES]) {
+  static constexpr Swaps swaps;
+#pragma GCC unroll 4
+  for (int round = 0; 1 << round < LANES; round++)
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+      if (!(i & 1 << round)) {
+        Vec a = rows[i], b = rows[i + (1 << round)];
+        rows[i] = shuffle(a, b, swaps.low[round]);
+        rows[i + (1 << round)] = shuffle(a, b, swaps.high[round]);
+      }
 }
 
 // Scratch memory of one call, aligned for vectors.

@@ -56,8 +56,10 @@ template <class T> struct Sample {
       for (Int k = 0; k < depth; k += LANES) {
         if (f >= count) continue;
         Vec block[LANES];
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) block[i] = words(x.data + (f + i) * row + k * DEPTH<T>);
         transpose(block);
+#pragma GCC unroll 16
         for (int i = 0; i < LANES; i++)
           std::memcpy(turned.data + ((k + i) * columns + f) * DEPTH<T>, &block[i], sizeof(Vec));
       }

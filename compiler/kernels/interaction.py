@@ -93,7 +93,12 @@ def interaction_backward(
         else:
             out = [torch.empty(f.shape, dtype=f.dtype) for f in features]
     to = _Where(out, "out", copy=False)
-    if (to.batch, to.count, to.width, to.dtype) != (where.batch, where.count, where.width, where.dtype):
+    if (to.batch, to.count, to.width, to.dtype) != (
+        where.batch,
+        where.count,
+        where.width,
+        where.dtype,
+    ):
         raise ValueError("out must have the shapes and type of the features")
     shape = array("q", [where.batch, dense, self_pairs, g.stride(0), 0])
     getattr(library(), f"interaction_backward_{_NAMES[where.dtype]}")(
@@ -141,7 +146,9 @@ class _Where:
     def __init__(self, features: Features, name: str, copy: bool = True) -> None:
         first = features if isinstance(features, Tensor) else features[0]
         if first.dtype not in _NAMES or not first.is_cpu:
-            raise ValueError(f"{name}: {first.dtype} on {first.device}: want f32 or bf16 on the CPU")
+            raise ValueError(
+                f"{name}: {first.dtype} on {first.device}: want f32 or bf16 on the CPU"
+            )
         self.dtype = first.dtype
         if isinstance(features, Tensor):
             if features.dim() != 3 or features.shape[1] == 0:
@@ -173,7 +180,9 @@ class _Where:
         if x.stride(-1) == 1 or x.shape[-1] <= 1:
             return x
         if not copy:
-            raise ValueError(f"{name}: strides {x.stride()}: the numbers of a vector must be adjacent")
+            raise ValueError(
+                f"{name}: strides {x.stride()}: the numbers of a vector must be adjacent"
+            )
         return x.contiguous()
 
 

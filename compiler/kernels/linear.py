@@ -1,8 +1,8 @@
 """Linear layers with bias and activation in one pass, and their gradients (linear.cpp).
 
 ``pack`` puts a weight in the order in which the kernel reads it. That costs a read and a write of
-the weight (about 0.1 ms for 512 x 512 on one core), so it pays from some dozen rows on and should be
-done once for each version of a weight. Where a plain tensor is given instead, batches of up to
+the weight (512 x 512 in f32: about 0.1 ms on one core), so it pays from a dozen rows on, and should
+be done once for each version of a weight. Where a plain tensor is given instead, batches of up to
 ``PLAIN_ROWS`` rows are multiplied without packing, and larger ones pack it for the call.
 
 f32 and bf16, sums in f32 in a fixed order: the bits of a result do not depend on the number of
@@ -89,7 +89,7 @@ def linear(
 ) -> Tensor:
     """``activation(x W^T + bias)``: x (B, inputs), weight (outputs, inputs) -> (B, outputs).
 
-    All of one type, f32 or bf16. ``out`` may be a slice of a wider buffer with side-by-side columns.
+    All of one type, f32 or bf16. ``out`` may be a slice of the columns of a wider buffer.
 
     >>> linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.5, -9.0]), "relu").tolist()
     [[3.5, 0.0]]
@@ -110,7 +110,9 @@ def input_gradient(
     input of the layer, an output of ``activation`` (none, relu or sigmoid).
     """
     if activation not in ACTIVATIONS[:3]:
-        raise ValueError(f"activation {activation!r}: its output alone does not give the derivative")
+        raise ValueError(
+            f"activation {activation!r}: its output alone does not give the derivative"
+        )
     turned = weight if isinstance(weight, Packed) else pack(weight.t())
     return _product(g, turned, None, saved, activation, out)
 
@@ -132,11 +134,16 @@ def weight_gradient(g: Tensor, x: Tensor, bias: bool = True) -> tuple[Tensor, Te
 
 
 def activation_gradient(g: Tensor, y: Tensor, activation: str) -> Tensor:
-    """The gradient before an activation (none, relu, sigmoid) with output y (B, n) from the one after."""
+    """The gradient before an activation with output y (B, n), from the one after it.
+
+    For none, relu and sigmoid.
+    """
     if activation == "none":
         return g
     if activation not in ACTIVATIONS[:3]:
-        raise ValueError(f"activation {activation!r}: its output alone does not give the derivative")
+        raise ValueError(
+            f"activation {activation!r}: its output alone does not give the derivative"
+        )
     suffix = _suffix(g, "g")
     g, y = row_major(g), row_major(_alike(y, g, "y"))
     out = torch.empty(g.shape, dtype=g.dtype)
@@ -149,7 +156,9 @@ def activation_gradient(g: Tensor, y: Tensor, activation: str) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+    ) -> Tensor:
         y = linear(x, weight, bias, activation)
         ctx.save_for_backward(x, weight, y)
         ctx.activation, ctx.bias = activation, bias is not None
@@ -169,7 +178,9 @@ def trainable(
 ) -> Tensor:
     """``linear`` with its backward (not gelu), for autograd."""
     if activation not in ACTIVATIONS[:3]:
-        raise ValueError(f"activation {activation!r} has no backward here: want none, relu, sigmoid")
+        raise ValueError(
+            f"activation {activation!r} has no backward here: want none, relu, sigmoid"
+        )
     result = _Linear.apply(x, weight, bias, activation)
     assert isinstance(result, Tensor)
     return result

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from compiler.kernels import linear, source
-from compiler.kernels.linear import ACTIVATIONS, PLAIN_ROWS, Packed, Weight, address, pack, row_major
+from compiler.kernels.linear import (
+    ACTIVATIONS,
+    PLAIN_ROWS,
+    Packed,
+    Weight,
+    address,
+    pack,
+    row_major,
+)
 from compiler.runtime import build
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -56,7 +64,9 @@ def library() -> ctypes.CDLL:
 
 
 def mlp(x: Tensor, layers: Sequence[Layer], out: Tensor | None = None) -> Tensor:
-    """x (B, inputs of the first) -> (B, outputs of the last), which may be a slice given as ``out``.
+    """x (B, inputs of the first) -> (B, outputs of the last).
+
+    ``out`` may be a slice of the columns of a wider buffer.
 
     >>> ones = Layer(torch.ones(2, 2), activation="relu")
     >>> mlp(torch.ones(1, 2), [ones, ones]).tolist()
@@ -84,7 +94,7 @@ def mlp_forward(x: Tensor, layers: Sequence[Layer]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of the input (None if not asked for) and of each layer's weight and bias, the latter in f32."""
+    """Of the input (None if not asked for), and of each layer's weight and bias, these in f32."""
 
     x: Tensor | None
     weights: list[Tensor]
@@ -107,7 +117,9 @@ def mlp_backward(
     _check(x, layers)
     for layer in layers:
         if layer.activation not in ACTIVATIONS[:3]:
-            raise ValueError(f"{layer.activation!r} has no backward here: want none, relu or sigmoid")
+            raise ValueError(
+                f"{layer.activation!r} has no backward here: want none, relu or sigmoid"
+            )
     x, g = row_major(x), row_major(g)
     batch = x.shape[0]
     if g.shape != (batch, layers[-1].outputs) or g.dtype != x.dtype or len(outputs) != len(layers):
@@ -198,7 +210,7 @@ def _forward(x: Tensor, layers: Sequence[Layer], outputs: Sequence[Tensor | None
 
 
 def _buffer(like: Tensor, columns: int) -> Tensor:
-    """(B, columns) with rows an odd number of cache lines apart: columns then share no cache set."""
+    """(B, columns), rows an odd number of cache lines apart: columns then share no cache set."""
     if columns < 32:
         return torch.empty(like.shape[0], columns, dtype=like.dtype)
     row = (-(-columns // 32) | 1) * 32
