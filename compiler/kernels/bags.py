@@ -151,7 +151,7 @@ class Problem(ctypes.Structure):
 def _plain(tensor: Tensor, bags: Bags, f: int, what: str) -> Tensor:
     if tensor.dtype not in _WIDE or not tensor.is_cpu:
         raise BagError(f"{bags.name(f)}: {what} must be i32 or i64 on the CPU, not {_seen(tensor)}")
-    return tensor.contiguous()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _seen(tensor: Tensor) -> str:

@@ -26,7 +26,7 @@ struct Table {
   int32_t* argmax;     // MAX, or null: (bags, width) positions of the ids that won, -1 for none
 };
 
-constexpr int64_t AHEAD_BYTES = 2048, LEAST_AHEAD = 4, MOST_AHEAD = 32;  // measured: see bench.py
+constexpr int64_t AHEAD_BYTES = 4096, LEAST_AHEAD = 4, MOST_AHEAD = 64;  // measured
 constexpr int64_t TILE = 256;  // bags that a thread takes at a time
 
 static INLINE int64_t ahead(int64_t row_bytes) {

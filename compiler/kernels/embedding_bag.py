@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,6 +73,7 @@ def embedding_bags(tables: Sequence[Rows], bags: Bags) -> Tensor:
     >>> embedding_bags([table], bags).tolist()
     [[[4.0, 6.0]], [[2.0, 3.0]]]
     """
+    _counted(tables, bags)
     widths = {_codes(t).shape[1] for t in tables}
     if len(widths) > 1:
         raise BagError(f"widths {sorted(widths)} do not make one (B, F, d): use pool_into")
@@ -97,11 +98,10 @@ def pool_into(
     that gave each number, -1 for none: what the backward pass needs. Raises BagError as above;
     ``out`` then holds nothing of use.
     """
+    _counted(tables, bags)
     fields = array("q")
     for f, table in enumerate(tables):
         codes = _codes(table)
-        if f >= len(bags):
-            break
         own = bags.fields(f, codes.shape[0]) + _row_fields(table, bags, f)
         own += pooled_fields(out, f, bags.batch(f), codes.shape[1], bags)
         won = 0
@@ -121,6 +121,7 @@ def weight_gradients(
 
     ``grad`` may also be F tensors (B_f, d_f). The tables are f32 or bf16, the mode is sum.
     """
+    _counted(tables, bags)
     found = [torch.zeros(ids.numel()) for ids in bags.ids]
     fields = array("q")
     for f, table in enumerate(tables):
@@ -153,14 +154,19 @@ def reference(tables: Sequence[Rows], bags: Bags) -> list[Tensor]:
     return pooled
 
 
-def _call(call: ctypes._NamedFuncPointer, fields: array, tables: Sequence[Rows], bags: Bags) -> None:
-    if len(tables) != len(bags):
-        raise BagError(f"{len(tables)} tables for the ids of {len(bags)}")
+def _call(
+    call: Callable[..., None], fields: array[int], tables: Sequence[Rows], bags: Bags
+) -> None:
     problem = Problem()
     start, _ = fields.buffer_info()
     call(start, len(tables), torch.get_num_threads(), ctypes.byref(problem))
     if problem.kind:
         problem.check(bags, [_codes(t).shape[0] for t in tables])
+
+
+def _counted(tables: Sequence[Rows], bags: Bags) -> None:
+    if len(tables) != len(bags):
+        raise BagError(f"{len(tables)} tables for the ids of {len(bags)}")
 
 
 def _codes(table: Rows) -> Tensor:

@@ -103,7 +103,9 @@ def update_bags(
         if table.dim() != 2 or (table.shape[1] > 1 and table.stride(1) != 1):
             raise BagError(f"{bags.name(f)}: rows must be (n, d), their numbers side by side")
         if table.dtype not in (torch.float32, torch.bfloat16) or not table.is_cpu:
-            raise BagError(f"{bags.name(f)}: {table.dtype} on {table.device}: want f32 or bf16, CPU")
+            raise BagError(
+                f"{bags.name(f)}: {table.dtype} on {table.device}: want f32 or bf16, CPU"
+            )
         kind = updates[f].kind
         if kind not in KINDS:
             raise BagError(f"update: {kind!r} is none of {', '.join(KINDS)}")
