@@ -123,7 +123,9 @@ def _positive(name: str, values: Sequence[int]) -> None:
 
 
 PRESETS: dict[str, DLRMConfig] = {
-    "tiny": DLRMConfig(dim=8, bottom=(32,), top=(64, 32)),
+    "tiny": DLRMConfig(
+        rows=(300, 200, 100, 100, 50, 50, 30, 20), dim=8, bottom=(32,), top=(64, 32)
+    ),
     "movielens": DLRMConfig(rows=(), dense_in=0, dim=16, top=(64, 32), pooling="mean"),
     "kaggle": DLRMConfig(rows=KAGGLE_ROWS, dim=16, bottom=(512, 256, 64), top=(512, 256)),
     "terabyte": DLRMConfig(

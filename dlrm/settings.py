@@ -28,7 +28,7 @@ class DataConfig:
     pooling_kind: str = option("fixed", "synthetic: fixed, poisson or geometric bag sizes")
     label_noise: float = option(0.0, "synthetic: probability that a label is flipped")
     trace: str = option(
-        "", "synthetic: ids by reuse distance, as geometric:1000 or power:1.1,20000"
+        "", "synthetic: ids by reuse distance, as power:1,20 (see datasets/trace.py)"
     )
     batch_size: int = option(128, "samples per training step")
     eval_batch_size: int = option(4096, "samples per evaluation step")

@@ -199,7 +199,8 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
     ceiling = {}
     if isinstance(truth := trainer.dataset.truth, PlantedTruth):
         bayes = truth.bayes("test")
-        ceiling = {f"bayes_{name}": bayes[name] for name in ("auc", "logloss", "ne")}
+        # of the planted probabilities on the very same rows and labels
+        ceiling = {f"bayes_{name}": bayes[f"realised_{name}"] for name in ("auc", "logloss", "ne")}
     rate = trainer.trained_rows / trainer.train_seconds if trainer.train_seconds else 0.0
     return {
         **{name: getattr(scores, name) for name in names},
