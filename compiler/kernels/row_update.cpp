@@ -82,6 +82,7 @@ static void fill(const Table& t, int64_t table, int64_t start, int64_t stop, Pro
 }
 
 static int64_t filled(const Table& t) {
+  if (t.bags.bags == 0) return 0;  // no bag, no ids, whatever there is
   return std::clamp<int64_t>(t.bags.begin(t.bags.bags), 0, t.bags.count);
 }
 
