@@ -92,16 +92,18 @@ void forward(const Features<const T>& features, const Shape& shape, T* out, Int 
             any_tile<T>((int)rows, vecs, sample.x.data + (begin + i) * sample.row, sample.row,
                         DEPTH<T>, sample.turned.data + first * DEPTH<T>,
                         sample.columns * DEPTH<T>, sample.depth * DEPTH<T>, false, c);
-            for (Int r = 0; r < rows; r++) {
-              Int row = begin + i + r, left = row + self - first, start = row_start(row, self);
-              T* at = z + start + first;
-              for (int v = 0; v < vecs; v++, left -= LANES) {
-                Vec value = load(c + r * PANEL + v * LANES);
-                // Numbers past the row's end are overwritten by the next row's, if there is one.
-                if (left >= LANES || (last < 2 && start + first + (v + 1) * LANES <= pairs))
-                  store(at + v * LANES, value);
-                else
-                  store_part(at + v * LANES, value, (int)left);
+            Int row = begin + i;
+            T* at = z + row_start(row, self) + first;
+            for (Int r = 0; r < rows; at += row + r + self, r++) {
+              const float* sums = c + r * PANEL;
+              // Numbers past the row's end are overwritten by the next row's, if there is one.
+              if (last < 2 && at + vecs * LANES <= z + pairs) {
+                store(at, load(sums));
+                if (vecs == 2) store(at + LANES, load(sums + LANES));
+              } else {
+                int left = (int)(row + r + self - first);
+                store_some(at, load(sums), left);
+                if (vecs == 2) store_some(at + LANES, load(sums + LANES), left - LANES);
               }
             }
           }
