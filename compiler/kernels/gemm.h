@@ -87,7 +87,8 @@ __attribute__((noinline)) void tile(const T* a, Int a_row, Int a_step, const T* 
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r += 3) bases[r / 3] += a_step;
   }
-  if (depth % DEPTH<T>) step([](const T* p) __attribute__((always_inline)) { return last_word(p); });
+  if (depth % DEPTH<T>)
+    step([](const T* p) __attribute__((always_inline)) { return last_word(p); });
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
@@ -167,7 +168,8 @@ INLINE void transpose(Vec (&rows)[LANES]) {
 // Scratch memory of one call, aligned for vectors.
 template <class T> struct Scratch {
   T* data;
-  explicit Scratch(Int size) : data((T*)std::aligned_alloc(64, ceiling(size * sizeof(T), 64) * 64)) {}
+  explicit Scratch(Int size)
+      : data((T*)std::aligned_alloc(64, ceiling(size * sizeof(T), 64) * 64)) {}
   ~Scratch() { std::free(data); }
   Scratch(const Scratch&) = delete;
 };

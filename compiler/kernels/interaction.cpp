@@ -1,7 +1,7 @@
 // Pairwise dot products of a sample's K feature vectors (Naumov et al. 2019), and their gradient.
 //
-// Z = X X^T by the register tile of gemm.h, a sample at a time: the transpose of X (K, d) is made in
-// the L1 cache, and only tiles that touch the lower triangle are computed. Its rows go side by side
+// Z = X X^T by the register tile of gemm.h, a sample at a time: the transpose of X (K, d) is
+// made in the L1 cache, and only tiles that touch the lower triangle are computed. Its rows go side by side
 // into the output: [the dense vector,] z(1,0), z(2,0), z(2,1), ... The gradient is (G + G^T) X with
 // G the lower triangle of the gradients: the tile reads G by rows and by columns.
 #include "pack.h"

@@ -29,7 +29,8 @@ INLINE void each(const Epilogue<T>& e, const float* c, Int row, Int rows, Int co
     Vec bias = e.bias ? load_some(e.bias + column + j, n) : Vec{};
     if (n == LANES)
       for (Int r = 0; r < rows; r++)
-        store(to + r * e.out_row + j, change(load(c + r * PANEL + j) + bias, row + r, column + j, n));
+        store(to + r * e.out_row + j,
+              change(load(c + r * PANEL + j) + bias, row + r, column + j, n));
     else
       for (Int r = 0; r < rows; r++)
         store_part(to + r * e.out_row + j,
@@ -46,7 +47,9 @@ void finish(const Epilogue<T>& e, const float* c, Int row, Int rows, Int column,
     });
   };
   auto apply = [&](auto activation) {
-    run([&](Vec v, Int, Int, int) __attribute__((always_inline)) { return activate(v, activation); });
+    run([&](Vec v, Int, Int, int) __attribute__((always_inline)) {
+      return activate(v, activation);
+    });
   };
   auto known = [&](auto&& act) {  // the activation as a constant, so that it is asked for only once
     switch (e.activation) {
@@ -92,8 +95,10 @@ void thin_tile(const T* a, const T* b, Int depth, float* c) {
     for (int i = 0; i < CHAINS; i++) {
       Vec x = word(a + (k + i) * DEPTH<T>);
 #pragma GCC unroll 2
-      for (int v = 0; v < VECS; v++)
-        sums[i][v] = multiply_add(a, x, words(b + (k + i) * step + v * LANES * DEPTH<T>), sums[i][v]);
+      for (int v = 0; v < VECS; v++) {
+        Vec columns = words(b + (k + i) * step + v * LANES * DEPTH<T>);
+        sums[i][v] = multiply_add(a, x, columns, sums[i][v]);
+      }
     }
   for (; k < steps<T>(depth); k++) {
     Vec x = (k + 1) * DEPTH<T> <= depth ? word(a + k * DEPTH<T>) : last_word(a + k * DEPTH<T>);
@@ -105,8 +110,8 @@ void thin_tile(const T* a, const T* b, Int depth, float* c) {
 }
 
 // Outputs [begin, end) of a packed weight for a block of rows; begin is a multiple of PANEL, and so
-// is end unless it is the last output. A row's bits do not depend on the block it comes in; `single`
-// says that it is the only row of its batch.
+// is end unless it is the last output. A row's bits do not depend on the block it comes in;
+// `single` says that it is the only row of its batch.
 template <class T>
 void layer_block(const T* x, Int x_row, Int rows, const T* packed, Int inputs, Int outputs,
                  Int begin, Int end, bool single, const Epilogue<T>& epilogue) {

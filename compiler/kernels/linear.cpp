@@ -41,7 +41,8 @@ void deactivate_all(const T* g, Int g_row, const T* y, Int y_row, Int batch, Int
   for (Int r = 0; r < batch; r++)
     for (Int j = 0; j < columns; j += LANES) {
       int n = (int)std::min<Int>(LANES, columns - j);
-      Vec v = deactivate(load_some(g + r * g_row + j, n), load_some(y + r * y_row + j, n), activation);
+      Vec v = load_some(y + r * y_row + j, n);
+      v = deactivate(load_some(g + r * g_row + j, n), v, activation);
       store_some(out + r * out_row + j, v, n);
     }
 }

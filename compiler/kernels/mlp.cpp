@@ -73,9 +73,10 @@ void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, I
 #pragma omp for schedule(dynamic, 1)
     for (Int i = 0; i < blocks; i++) {
       Int first = batch * i / blocks, rows = batch * (i + 1) / blocks - first;
-      chain(first, rows, scratch.data, [&](const Layer& layer, const T* from, Int from_row, auto& e) {
+      auto product = [&](const Layer& layer, const T* from, Int from_row, auto& e) {
         layer_part(layer, from, from_row, rows, 0, layer.outputs, batch == 1, e);
-      });
+      };
+      chain(first, rows, scratch.data, product);
     }
   }
 }

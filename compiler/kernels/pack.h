@@ -3,8 +3,8 @@
 #define PACK_H
 #include "gemm.h"
 
-// A packed weight, (outputs, inputs) in PyTorch's terms, is the b of x W^T: panels of PANEL outputs,
-// each (inputs, PANEL) in words. A last panel of up to LANES outputs is one vector wide, and one of
+// A packed weight, (outputs, inputs) in PyTorch's terms, is the b of x W^T: panels of PANEL
+// outputs, each (inputs, PANEL) in words. A last panel of up to LANES outputs is one vector wide, and one of
 // a single output is a plain row, multiplied as a dot product.
 INLINE Int panel_width(Int outputs, Int first) {
   Int left = outputs - first;
@@ -25,7 +25,8 @@ template <class T> INLINE Int packed_size(Int outputs, Int inputs) {
 INLINE void interleave(const float* first, const float*, Int columns, Int width, float* to) {
   Int j = 0;
   for (; j + LANES <= columns; j += LANES) store(to + j, load(first + j));
-  for (; j < width; j += LANES) store(to + j, j < columns ? load_part(first + j, columns - j) : Vec{});
+  for (; j < width; j += LANES)
+    store(to + j, j < columns ? load_part(first + j, columns - j) : Vec{});
 }
 INLINE void interleave(const bf16* first, const bf16* second, Int columns, Int width, bf16* to) {
   for (Int j = 0; j < width; j += LANES) {

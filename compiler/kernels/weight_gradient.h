@@ -53,7 +53,8 @@ void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1, b
       for (Int s = 0; s < strips; s++) {
         Int height = start(s + 1) - start(s);
         any_tile<T>((int)height, (int)(width / LANES), g.data + s * strip, DEPTH<T>,
-                    STRIP * DEPTH<T>, panel.data, width * DEPTH<T>, ceiling(depth, DEPTH<T>) * DEPTH<T>,
+                    STRIP * DEPTH<T>, panel.data, width * DEPTH<T>,
+                    ceiling(depth, DEPTH<T>) * DEPTH<T>,
                     false, c);
         for (Int r = 0; r < height; r++)
           for (Int j = 0; j < columns; j += LANES) {
