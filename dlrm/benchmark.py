@@ -73,7 +73,7 @@ def loop(config: TrainConfig, steps: int = 60, rounds: int = 5) -> dict[str, flo
 
 def loop_table(presets: Sequence[str], steps: int, rounds: int) -> list[dict[str, Any]]:
     """``loop`` for each preset on the bundled sample, with the preset's batch size."""
-    from dlrm.datasets.criteo_prepare import preprocess_criteo
+    from dlrm.datasets.criteo.prepare import preprocess_criteo
 
     if not SAMPLE.is_file():
         raise InputError(f"{SAMPLE}: not here; run this from the checkout")
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{f['loop_ms']:>9.2f} ms{f['ratio']:>13.3f}"
                 )
         else:
-            from dlrm.datasets.criteo_rate import measure
+            from dlrm.datasets.criteo.rate import measure
 
             if not o.input:
                 raise InputError("--input: name a raw Criteo file")

@@ -106,8 +106,8 @@ def _file_batches(
     check_same_meaning(state, dataset)
     skipped = {"bad_rows": 0}
     if name == "criteo":
-        from dlrm.datasets.criteo_encode import encode_lines
-        from dlrm.datasets.criteo_report import BadRows
+        from dlrm.datasets.criteo.encode import encode_lines
+        from dlrm.datasets.criteo.report import BadRows
 
         folder = data_dir or state["source"]["input"]
         report = BadRows([file])

@@ -12,9 +12,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dlrm.datasets.criteo_format import PARTS, SPLITS, TRANSFORMS, CriteoSettings
-from dlrm.datasets.criteo_pool import WorkerDied
-from dlrm.datasets.criteo_prepare import Prepared, preprocess_criteo
+from dlrm.datasets.criteo.format import PARTS, SPLITS, TRANSFORMS, CriteoSettings
+from dlrm.datasets.criteo.pool import WorkerDied
+from dlrm.datasets.criteo.prepare import Prepared, preprocess_criteo
 from dlrm.errors import InputError
 
 __all__ = ["CriteoSettings", "Prepared", "main", "parser", "preprocess_criteo", "summary"]

@@ -13,7 +13,7 @@ from dlrm.settings import DataConfig
 def load_dataset(data: DataConfig, model: DLRMConfig) -> Dataset:
     """The data set that ``data`` names. Only synthetic data take their shape from the model."""
     if data.data == "criteo":
-        from dlrm.datasets.criteo import load_criteo
+        from dlrm.datasets.criteo.load import load_criteo
 
         if not data.input:
             raise InputError(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.datasets import criteo_parse
-from dlrm.datasets.criteo_chunk import encode_column
-from dlrm.datasets.criteo_parse import MISSING, hash_ids, parse
-from dlrm.datasets.criteo_screen import diagnose, to_number
-from dlrm.datasets.criteo_source import Form
+from dlrm.datasets.criteo import parse as parse_module
+from dlrm.datasets.criteo.chunk import encode_column
+from dlrm.datasets.criteo.parse import MISSING, hash_ids, parse
+from dlrm.datasets.criteo.screen import diagnose, to_number
+from dlrm.datasets.criteo.source import Form
 from tests.dlrm.criteo_reference import key, make_rows, text_of
 
 TAB = Form(b"\t")
@@ -87,7 +87,7 @@ def test_block_borders_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> No
     text = text_of(make_rows(200))
     whole = parse(text, TAB, "log1p", True)
     for size in (1, 300, 1000, 5000):
-        monkeypatch.setattr(criteo_parse, "BLOCK", size)
+        monkeypatch.setattr(parse_module, "BLOCK", size)
         parts = parse(text, TAB, "log1p", True)
         assert parts.dense.tobytes() == whole.dense.tobytes()
         assert parts.keys.tobytes() == whole.keys.tobytes()
@@ -112,10 +112,10 @@ def test_fast_and_slow_path_agree_on_spoilt_lines(
     place = min(place, len(good) - 2)
     spoilt = good[:place] + new + good[place + drop :]
     verdicts = [diagnose(line, form) for line in spoilt.split(b"\n")[:-1]]
-    out = criteo_parse.Parsed(
+    out = parse_module.Parsed(
         np.zeros(9, np.uint8), np.zeros((13, 9), np.float32), np.empty((26, 9), "u8")
     )
-    rows = criteo_parse._convert(spoilt, form, "log1p", out, 0)
+    rows = parse_module._convert(spoilt, form, "log1p", out, 0)
     assert (rows is None) == any(verdicts)
     parsed = parse(good + spoilt + good, form, "log1p", False)
     assert [b.kind for b in parsed.bad] == [v[0] for v in verdicts if v]

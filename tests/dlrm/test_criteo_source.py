@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from dlrm.datasets import criteo_hash, criteo_source
-from dlrm.datasets.criteo_hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
-from dlrm.datasets.criteo_source import (
+from dlrm.datasets.criteo import hash, source
+from dlrm.datasets.criteo.hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
+from dlrm.datasets.criteo.source import (
     inspect,
     inspect_inputs,
     read_range,
@@ -114,8 +114,8 @@ def test_truncated_and_corrupted_archives(
     tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compression == "gzip without isal":
-        monkeypatch.setattr(criteo_source, "_gzip_open", gzip.GzipFile)
-        monkeypatch.setattr(criteo_source, "_gzip_errors", (gzip.BadGzipFile, zlib.error))
+        monkeypatch.setattr(source, "_gzip_open", gzip.GzipFile)
+        monkeypatch.setattr(source, "_gzip_errors", (gzip.BadGzipFile, zlib.error))
     compression = compression.split()[0]
     text = text_of(make_rows(400))
     packed = (gzip.compress if compression == "gzip" else zstandard.compress)(text)
@@ -180,8 +180,8 @@ def test_an_endless_line_is_refused_not_held(tmp_path: Path) -> None:
 def test_content_hash_is_that_of_the_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert HASH_BLOCK == criteo_source.CHUNK  # so that workers can hash what they read
-    monkeypatch.setattr(criteo_hash, "HASH_BLOCK", 1000)
+    assert HASH_BLOCK == source.CHUNK  # so that workers can hash what they read
+    monkeypatch.setattr(hash, "HASH_BLOCK", 1000)
     data = np.random.default_rng(0).bytes(5500)
     path = write(tmp_path / "a", data)
     digests = [read_range(path, a, min(a + 1000, 5500))[1] for a in range(0, 5500, 1000)]

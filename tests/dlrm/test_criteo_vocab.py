@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm.datasets import criteo_vocab
-from dlrm.datasets.criteo_format import CriteoSettings
-from dlrm.datasets.criteo_pool import Pool, WorkerDied
-from dlrm.datasets.criteo_split import Cut, permute
-from dlrm.datasets.criteo_vocab import (
+from dlrm.datasets.criteo import vocab
+from dlrm.datasets.criteo.format import CriteoSettings
+from dlrm.datasets.criteo.pool import Pool, WorkerDied
+from dlrm.datasets.criteo.split import Cut, permute
+from dlrm.datasets.criteo.vocab import (
     CHUNK_COUNTS,
     NO_COUNTS,
     MergeTask,
@@ -32,7 +32,7 @@ def merge_task(
     folder: Path, chunks: list[np.ndarray], entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> MergeTask:
     """A task over chunk files that hold nothing but keys, then counts; the last is not counted."""
-    monkeypatch.setattr(criteo_vocab, "MIN_SLICE", 3)
+    monkeypatch.setattr(vocab, "MIN_SLICE", 3)
     (folder / "vocab").mkdir(parents=True)
     names = []
     for number, keys in enumerate(chunks):
@@ -177,7 +177,7 @@ def test_pool_keeps_order_and_passes_errors_on() -> None:
 def test_workers_end_when_their_parent_is_killed() -> None:
     code = (
         "import os, signal, time\n"
-        "from dlrm.datasets.criteo_pool import Pool\n"
+        "from dlrm.datasets.criteo.pool import Pool\n"
         "pool = Pool(2); list(pool.imap(abs, range(9)))\n"
         "print(*(w.pid for w in pool._all), flush=True)\n"
         "list(pool.imap(time.sleep, [60, 60]))\n"

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import zstandard
 
-from dlrm.datasets import criteo_chunk, criteo_prepare
-from dlrm.datasets.criteo import encode_file, encode_lines, load_criteo
-from dlrm.datasets.criteo_format import CriteoSettings
-from dlrm.datasets.criteo_rate import make_file, measure, tree_rss
-from dlrm.datasets.criteo_report import BadRows
-from dlrm.datasets.criteo_split import permute
+from dlrm.datasets.criteo import chunk, prepare
+from dlrm.datasets.criteo.encode import encode_file, encode_lines
+from dlrm.datasets.criteo.format import CriteoSettings
+from dlrm.datasets.criteo.load import load_criteo
+from dlrm.datasets.criteo.rate import make_file, measure, tree_rss
+from dlrm.datasets.criteo.report import BadRows
+from dlrm.datasets.criteo.split import permute
 from dlrm.errors import InputError
 from dlrm.preprocess import main, preprocess_criteo
 from tests.dlrm.criteo_reference import Reference, make_rows, preprocess, text_of
@@ -332,7 +333,7 @@ def test_up_to_date_stale_and_forced(
     assert "400 rows" in capsys.readouterr().out
     first = content(out)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(criteo_prepare, "hash_file", None)  # found out without reading the input
+        patch.setattr(prepare, "hash_file", None)  # found out without reading the input
         assert main(run) == 0
     assert "up to date" in capsys.readouterr().out
     os.utime(path, (1, 1))  # touched, but the same: the content decides
@@ -431,8 +432,8 @@ def test_outputs_that_are_refused(
     )
     assert "no such directory" in error(str(tmp_path / "o"), "--vocab-from", str(tmp_path / "x"))
     assert "workers: 0" in error(str(tmp_path / "o"), "--workers", "0")
-    usage = criteo_prepare.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(criteo_prepare.shutil, "disk_usage", lambda _: usage._replace(free=9999))
+    usage = prepare.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(prepare.shutil, "disk_usage", lambda _: usage._replace(free=9999))
     assert "the rows need about 0.0 GB" in error(str(tmp_path / "o"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "mine"]
     with pytest.raises(SystemExit, match="2"):
@@ -454,7 +455,7 @@ def test_disk_full_says_so_and_goes_on_later(
 ) -> None:
     out = tmp_path / "out"
     written: list[Path] = []
-    real = criteo_chunk._write_chunk
+    real = chunk._write_chunk
 
     def full(path: Path, *rest: object) -> None:
         if len(written) == 3:
@@ -462,11 +463,11 @@ def test_disk_full_says_so_and_goes_on_later(
         written.append(path)
         real(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(criteo_chunk, "_write_chunk", full)
+    monkeypatch.setattr(chunk, "_write_chunk", full)
     with pytest.raises(InputError, match=r"disk is full.*goes on where it stopped"):
         preprocess_criteo(raw, out, chunk_bytes=9000)
     assert not out.exists() and len(list(tmp_path.rglob("*.chunk"))) == 3
-    monkeypatch.setattr(criteo_chunk, "_write_chunk", real)
+    monkeypatch.setattr(chunk, "_write_chunk", real)
     preprocess_criteo(raw, out, chunk_bytes=9000)
     preprocess_criteo(raw, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
@@ -478,7 +479,7 @@ def test_disk_full_says_so_and_goes_on_later(
 
 KILLED = """
 import os, signal, sys
-from dlrm.datasets import criteo_build, criteo_prepare, criteo_report
+from dlrm.datasets.criteo import build, prepare, report
 from dlrm.preprocess import CriteoSettings, preprocess_criteo
 
 path, out, stage, left = *sys.argv[1:4], int(sys.argv[4])
@@ -489,7 +490,7 @@ def count(name):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-class Bar(criteo_report._NoBar):
+class Bar(report._NoBar):
     def update(self, amount):
         count(self.name)
 
@@ -498,12 +499,12 @@ def bar(self, name, total, unit):
     made.name = name
     return made
 
-def take(self, *arguments, real=criteo_build.Build._take):
+def take(self, *arguments, real=build.Build._take):
     real(self, *arguments)
     count("chunk")
 
-criteo_report.Progress.bar = bar
-criteo_build.Build._take = take
+report.Progress.bar = bar
+build.Build._take = take
 settings = CriteoSettings(split="random")
 preprocess_criteo(path, out, settings, workers=2, chunk_bytes=30000, quiet=False)
 """
@@ -565,13 +566,13 @@ def test_an_input_that_changes_meanwhile_is_refused(
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(raw.read_bytes())
-    real = criteo_chunk._write_chunk
+    real = chunk._write_chunk
 
     def touch(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
         os.utime(path, (1, 1))
 
-    monkeypatch.setattr(criteo_chunk, "_write_chunk", touch)
+    monkeypatch.setattr(chunk, "_write_chunk", touch)
     with pytest.raises(InputError, match="a: changed while it was read"):
         preprocess_criteo(path, tmp_path / "out")
 

@@ -1,6 +1,6 @@
 """`preprocess_criteo`: raw Criteo files to a preprocessed directory, or a refusal that says why.
 
-Around the passes of `criteo_build`: what is at the output already, the working directory that lets
+Around the passes of `build`: what is at the output already, the working directory that lets
 a killed run go on, and leaving nothing behind when the input is refused.
 """
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dlrm.datasets.criteo_build import Build
-from dlrm.datasets.criteo_format import (
+from dlrm.datasets.criteo.build import Build
+from dlrm.datasets.criteo.format import (
     FORMAT,
     RECORD,
     VERSION,
@@ -28,10 +28,10 @@ from dlrm.datasets.criteo_format import (
     read_meta,
     write_json,
 )
-from dlrm.datasets.criteo_hash import hash_file
-from dlrm.datasets.criteo_pool import Pool
-from dlrm.datasets.criteo_report import Progress
-from dlrm.datasets.criteo_source import CHUNK, Source, inspect_inputs
+from dlrm.datasets.criteo.hash import hash_file
+from dlrm.datasets.criteo.pool import Pool
+from dlrm.datasets.criteo.report import Progress
+from dlrm.datasets.criteo.source import CHUNK, Source, inspect_inputs
 from dlrm.errors import InputError
 
 MAX_WORKERS = 8  # by default: a worker takes up to about 150 MB
@@ -60,7 +60,7 @@ def preprocess_criteo(
     quiet: bool = True,
     chunk_bytes: int = CHUNK,
 ) -> Prepared:
-    """Preprocess raw Criteo files into the directory `out` (see `criteo_format`).
+    """Preprocess raw Criteo files into the directory `out` (see `format`).
 
     inputs: one file or several, in the order of their days; plain, gzip or zstd, with tabs or
         commas, with or without a header. Files named day_0, day_1, ... are put in this order.

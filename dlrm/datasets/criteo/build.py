@@ -1,9 +1,9 @@
 """Raw Criteo files to a preprocessed directory: the passes, and how a killed run goes on.
 
-1. *Read*: chunks of text to chunk files (`criteo_chunk`), all cores.
-2. *Count*: where each chunk's rows go, and what the training rows hold (`criteo_split`).
-3. *Vocabulary*: each column's dictionaries merged (`criteo_vocab`).
-4. *Write*: chunk files to ``rows.bin`` (`criteo_write`); then checksums, ``meta.json``, a rename.
+1. *Read*: chunks of text to chunk files (`chunk`), all cores.
+2. *Count*: where each chunk's rows go, and what the training rows hold (`split`).
+3. *Vocabulary*: each column's dictionaries merged (`vocab`).
+4. *Write*: chunk files to ``rows.bin`` (`write`); then checksums, ``meta.json``, a rename.
 
 Each piece is written to a temporary name and renamed, so what exists under its name is whole, and
 the same command run again only does what is missing. No result depends on how the text was cut
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_chunk import ChunkInfo, ParseTask, run_parse
-from dlrm.datasets.criteo_format import (
+from dlrm.datasets.criteo.chunk import ChunkInfo, ParseTask, run_parse
+from dlrm.datasets.criteo.format import (
     DENSE_NAMES,
     FORMAT,
     PARTS,
@@ -35,12 +35,12 @@ from dlrm.datasets.criteo_format import (
     fingerprint_of,
     write_json,
 )
-from dlrm.datasets.criteo_hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
-from dlrm.datasets.criteo_pool import Pool
-from dlrm.datasets.criteo_report import BadRows, Progress
-from dlrm.datasets.criteo_source import Source, stream_chunks
-from dlrm.datasets.criteo_split import Cut
-from dlrm.datasets.criteo_vocab import (
+from dlrm.datasets.criteo.hash import HASH_BLOCK, BlockHash, hash_file, hash_of_blocks
+from dlrm.datasets.criteo.pool import Pool
+from dlrm.datasets.criteo.report import BadRows, Progress
+from dlrm.datasets.criteo.source import Source, stream_chunks
+from dlrm.datasets.criteo.split import Cut
+from dlrm.datasets.criteo.vocab import (
     CHUNK_COUNTS,
     NO_COUNTS,
     TRAIN_COUNTS,
@@ -48,7 +48,7 @@ from dlrm.datasets.criteo_vocab import (
     run_merge,
     vocab_path,
 )
-from dlrm.datasets.criteo_write import (
+from dlrm.datasets.criteo.write import (
     CountTask,
     HashTask,
     WriteTask,

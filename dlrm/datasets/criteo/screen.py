@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from dlrm.datasets.criteo_format import DENSE_NAMES, D, F
-from dlrm.datasets.criteo_source import NUMBER, Form
+from dlrm.datasets.criteo.format import DENSE_NAMES, D, F
+from dlrm.datasets.criteo.source import NUMBER, Form
 
 LISTED = 1000  # bad rows listed; all are counted
 MAX_F32 = 3.4028235677973366e38  # from here on a value rounds to infinity in f32

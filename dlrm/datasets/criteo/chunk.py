@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_format import D, F, write_json
-from dlrm.datasets.criteo_parse import Parsed, Words, hash_ids, parse
-from dlrm.datasets.criteo_screen import LISTED, Bad, count_kinds, cut_short
-from dlrm.datasets.criteo_source import BOM, Form, read_range
+from dlrm.datasets.criteo.format import D, F, write_json
+from dlrm.datasets.criteo.parse import Parsed, Words, hash_ids, parse
+from dlrm.datasets.criteo.screen import LISTED, Bad, count_kinds, cut_short
+from dlrm.datasets.criteo.source import BOM, Form, read_range
 
 MAGIC = b"DLRMCHK1"
 GOLDEN, SLOTS = np.uint64(0x9E3779B97F4A7C15), np.uint64(64 - 17)  # Fibonacci hashing: 2^17 slots

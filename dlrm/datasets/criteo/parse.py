@@ -4,7 +4,7 @@ Everything is array arithmetic on the bytes of a block of lines. A field of up t
 one 64-bit word (loaded from the 8 bytes before the field's end), and 8 hexadecimal or decimal
 digits are converted at once inside that word ("SIMD within a register": Lamport, "Multiple byte
 processing with full-word instructions", 1975). Any block in which anything is odd goes through
-`criteo_screen`, which finds the bad lines; the good ones come back here, so that there is one
+`screen`, which finds the bad lines; the good ones come back here, so that there is one
 conversion.
 
 A categorical value becomes a 64-bit key: a token of 1 to 8 hexadecimal digits (in lower case, as
@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_format import D, F
-from dlrm.datasets.criteo_screen import Bad, screen, to_number
-from dlrm.datasets.criteo_source import Form
+from dlrm.datasets.criteo.format import D, F
+from dlrm.datasets.criteo.screen import Bad, screen, to_number
+from dlrm.datasets.criteo.source import Form
 
 Words = NDArray[np.uint64]
 
@@ -89,7 +89,7 @@ def parse(text: bytes, form: Form, transform: str, stop_at_bad: bool) -> Parsed:
                 return out
             rows = _convert(good, form, transform, out, row) if good else 0
             if rows is None:
-                raise AssertionError("criteo_screen let a line through that cannot be converted")
+                raise AssertionError("screen let a line through that cannot be converted")
         else:
             lines = rows
         row += rows

@@ -1,6 +1,6 @@
 """How fast preprocessing is, side by side with polars reading the same file.
 
-``python -m dlrm.datasets.criteo_rate [FILE]``; without a file, 2 million rows like Criteo's are
+``python -m dlrm.datasets.criteo.rate [FILE]``; without a file, 2 million rows like Criteo's are
 made in a temporary directory.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_format import D, F, read_meta
-from dlrm.datasets.criteo_parse import mix
-from dlrm.datasets.criteo_prepare import usable_cores
-from dlrm.datasets.criteo_source import inspect
+from dlrm.datasets.criteo.format import D, F, read_meta
+from dlrm.datasets.criteo.parse import mix
+from dlrm.datasets.criteo.prepare import usable_cores
+from dlrm.datasets.criteo.source import inspect
 
 # Sizes of the Kaggle tables, as published with the DLRM.
 KAGGLE_ROWS = (

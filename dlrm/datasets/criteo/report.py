@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from dlrm.datasets.criteo_screen import LISTED, MENDS, Bad, count_kinds
+from dlrm.datasets.criteo.screen import LISTED, MENDS, Bad, count_kinds
 from dlrm.errors import InputError
 
 

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 _BOOT = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from dlrm.datasets.criteo_pool import serve; serve()"
+    "from dlrm.datasets.criteo.pool import serve; serve()"
 )
 
 

@@ -1,27 +1,28 @@
 """Preprocessed Criteo data as a `Dataset`.
 
-``python -m dlrm.preprocess`` makes the directory (see `criteo_format`); `encode_file` encodes raw
+``python -m dlrm.preprocess`` makes the directory (see `format`); `encode_file` encodes raw
 files like it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
-from dlrm.datasets.criteo_encode import encode_file, encode_lines, to_batch
-from dlrm.datasets.criteo_format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
-from dlrm.datasets.criteo_hash import hash_file
+from dlrm.datasets.criteo.encode import to_batch
+from dlrm.datasets.criteo.format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
+from dlrm.datasets.criteo.hash import hash_file
 from dlrm.errors import InputError
-
-__all__ = ["CriteoSplit", "encode_file", "encode_lines", "load_criteo"]
 
 BLOCK_ROWS = 256  # 40 KB: one cheap read
 
@@ -44,7 +45,7 @@ class CriteoSplit:
 
     @property
     def records(self) -> NDArray[Any]:
-        """The rows as a read-only memory map: (rows,) of `criteo_format.RECORD`."""
+        """The rows as a read-only memory map: (rows,) of `format.RECORD`."""
         return np.memmap(self.path, RECORD, "r")[self.start : self.stop]
 
     def read(self, start: int, stop: int) -> Batch:
@@ -106,6 +107,7 @@ def load_criteo(folder: str | os.PathLike[str], verify: bool = False) -> Dataset
         fingerprint=meta["fingerprint"],
         info={
             "folder": str(folder),
+            "vocabulary": _meaning(meta),
             "rows": {part: len(splits[part]) for part in PARTS},
             "positives": meta["positives"],
             "pooling_factors": (1,) * F,
@@ -115,3 +117,18 @@ def load_criteo(folder: str | os.PathLike[str], verify: bool = False) -> Dataset
             "settings": meta["settings"],
         },
     )
+
+
+def _meaning(meta: Mapping[str, Any]) -> str:
+    """A digest of what gives ids and dense values their meaning: equal for --vocab-from."""
+    settings = meta["settings"]
+    told = {
+        "dense_transform": settings["dense_transform"],
+        "hash_rows": settings["hash_rows"],
+        "keys": {
+            name: recorded["xxh3"]
+            for name, recorded in sorted(meta["outputs"].items())
+            if name.endswith("keys")
+        },
+    }
+    return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from dlrm.batch import Batch
-from dlrm.datasets.criteo_chunk import finish
-from dlrm.datasets.criteo_format import F, read_meta
-from dlrm.datasets.criteo_parse import Parsed, Words, hash_ids, parse
-from dlrm.datasets.criteo_report import BadRows
-from dlrm.datasets.criteo_screen import Bad
-from dlrm.datasets.criteo_source import BOM, Source, inspect, stream_chunks
-from dlrm.datasets.criteo_vocab import find_keys, vocab_path
+from dlrm.datasets.criteo.chunk import finish
+from dlrm.datasets.criteo.format import F, read_meta
+from dlrm.datasets.criteo.parse import Parsed, Words, hash_ids, parse
+from dlrm.datasets.criteo.report import BadRows
+from dlrm.datasets.criteo.screen import Bad
+from dlrm.datasets.criteo.source import BOM, Source, inspect, stream_chunks
+from dlrm.datasets.criteo.vocab import find_keys, vocab_path
 from dlrm.errors import InputError
 
 ENCODE_BYTES = 4 << 20  # of raw text at a time

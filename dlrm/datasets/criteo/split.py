@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_format import PARTS
-from dlrm.datasets.criteo_parse import mix
+from dlrm.datasets.criteo.format import PARTS
+from dlrm.datasets.criteo.parse import mix
 from dlrm.errors import InputError
 
 DAYS = 7  # in the Kaggle file

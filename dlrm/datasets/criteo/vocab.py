@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_chunk import chunk_path, counts_path, read_at
-from dlrm.datasets.criteo_format import TABLE_NAMES, write_json
-from dlrm.datasets.criteo_parse import Words
+from dlrm.datasets.criteo.chunk import chunk_path, counts_path, read_at
+from dlrm.datasets.criteo.format import TABLE_NAMES, write_json
+from dlrm.datasets.criteo.parse import Words
 from dlrm.errors import InputError
 
 ENTRIES = 1 << 20  # dictionary entries held at a time

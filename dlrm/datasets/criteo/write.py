@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlrm.datasets.criteo_chunk import (
+from dlrm.datasets.criteo.chunk import (
     ChunkInfo,
     chunk_path,
     counts_path,
@@ -21,9 +21,9 @@ from dlrm.datasets.criteo_chunk import (
     finish_chunk,
     read_at,
 )
-from dlrm.datasets.criteo_format import PARTS, RECORD, D, F
-from dlrm.datasets.criteo_split import Cut
-from dlrm.datasets.criteo_vocab import map_path, write_at
+from dlrm.datasets.criteo.format import PARTS, RECORD, D, F
+from dlrm.datasets.criteo.split import Cut
+from dlrm.datasets.criteo.vocab import map_path, write_at
 
 
 @dataclass(frozen=True)
@@ -136,5 +136,5 @@ class HashTask:
 
 
 def run_hash(task: HashTask) -> bytes:
-    """The digest of a block, for `criteo_hash.hash_of_blocks`."""
+    """The digest of a block, for `hash.hash_of_blocks`."""
     return xxhash.xxh3_128_digest(read_at(Path(task.path), task.start, task.size, np.uint8).data)

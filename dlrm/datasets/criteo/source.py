@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import xxhash
 import zstandard
 
-from dlrm.datasets.criteo_format import DENSE_NAMES, TABLE_NAMES, D, F
+from dlrm.datasets.criteo.format import DENSE_NAMES, TABLE_NAMES, D, F
 from dlrm.errors import InputError
 
 try:  # about three times as fast as zlib
