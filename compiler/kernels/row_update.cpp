@@ -43,7 +43,7 @@ struct Hyper {  // of a table; f64 in Python
 };
 
 constexpr int64_t BLOCK = 2048;  // sorted ids per piece of work; part of the result's definition
-constexpr int64_t AHEAD = 12;    // rows asked for early; measured
+constexpr int64_t AHEAD = 24;    // rows asked for early; measured
 constexpr int64_t LARGE = 1 << 17;  // tables with more ids are sorted by all threads together
 constexpr int DIGIT = 11, BUCKETS = 1 << DIGIT;
 

@@ -32,11 +32,11 @@ def bag_ends(count: int, batch: int) -> torch.Tensor:
     return torch.cat([torch.zeros(1).long(), torch.randint(count + 1, (batch - 1,)).sort().values])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(KINDS),
     st.sampled_from([1, 3, 16, 20, 64, 128, 200]),
-    st.sampled_from([(1, 5, 3), (3, 9000, 50), (5000, 9000, 3000), (100_000, 100, 100)]),
+    st.sampled_from([(1, 5, 3), (3, 9000, 50), (5000, 9000, 3000), (20_000, 100, 100)]),
     st.sampled_from([0.0, 0.01]),
     st.integers(1, 4),
 )
