@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ def save(
     model: nn.Module,
     state: dict[str, Any],
     optimizers: dict[str, torch.optim.Optimizer] | None = None,
+    average: Sequence[Tensor] = (),
 ) -> None:
     """Write a checkpoint folder at ``path``, replacing one that is there.
+
+    With ``optimizers`` a run can go on from it; ``average`` are its averaged weights, if any.
 
     Raises OSError (a full disk, say) and leaves what was there before.
     """
@@ -51,6 +55,7 @@ def save(
         plain: dict[str, Any] = {}
         if optimizers is not None:
             tensors, plain = _flatten(optimizers)
+            tensors |= {f"average.{i}": a.cpu() for i, a in enumerate(average)}
             tensors["random.torch"] = torch.get_rng_state()
             if torch.cuda.is_available():
                 tensors["random.cuda"] = torch.cuda.get_rng_state()
@@ -135,7 +140,10 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def load_into(
-    path: Path, model: nn.Module, optimizers: dict[str, torch.optim.Optimizer] | None = None
+    path: Path,
+    model: nn.Module,
+    optimizers: dict[str, torch.optim.Optimizer] | None = None,
+    average: Sequence[Tensor] = (),
 ) -> dict[str, Any]:
     """Put a checkpoint's weights (and optimizers and random state) in place; return its state."""
     state = read_state(path)
@@ -151,6 +159,8 @@ def load_into(
         cuda = tensors.pop("random.cuda", None)
         if cuda is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(cuda)
+        for i, kept in enumerate(average):
+            kept.copy_(tensors.pop(f"average.{i}"))
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(_unflatten(name, tensors, state["optimizers"][name]))
     return state

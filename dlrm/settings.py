@@ -48,6 +48,7 @@ class OptimConfig:
     sparse_optimizer: str = option("rowwise_adagrad", "for the tables: " + ", ".join(SPARSE))
     sparse_lr: float = option(0.05, "its learning rate")
     sparse_weight_decay: float = option(0.0, "L2 on looked-up rows")
+    ema: float = option(0.0, "decay of averaged weights, which are validated and tested; 0: off")
     clip: float = option(0.0, "largest joint 2-norm of all gradients; 0: no clipping")
     warmup_steps: int = option(0, "steps of linear warm-up")
     decay_start: int = option(0, "step at which polynomial decay starts")
@@ -119,6 +120,8 @@ class TrainConfig:
         ):
             if value < 1:
                 raise InputError(f"--{name}: {value} must be at least 1")
+        if self.optim.ema >= 1:
+            raise InputError(f"--ema: {self.optim.ema} must be below 1")
         if self.run.steps == 0 and self.run.epochs == 0:
             raise InputError("--epochs and --steps are both 0: give one of them")
 

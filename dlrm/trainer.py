@@ -87,6 +87,9 @@ class Trainer:
             raise InputError(f"{dataset.name}: its training split has no rows")
         self.epoch_batches = limited(len(self.train_reader), config.data.limit_train_batches)
         self.total_steps = config.run.steps or config.run.epochs * self.epoch_batches
+        self.average: list[Tensor] | None = None  # of each parameter, over the steps
+        if opt.ema > 0:
+            self.average = [p.detach().clone() for p in self.model.parameters()]
         self.at = Position()
         self.trained_rows, self.train_seconds = 0, 0.0
         self._pending: list[tuple[Position, Batch, Tensor]] = []
@@ -111,7 +114,26 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self.schedules[name].step()
+        if self.average is not None:
+            # the first steps weigh less, so that the initial weights are soon forgotten
+            decay = min(self.config.optim.ema, (1 + self.at.step) / (10 + self.at.step))
+            weights = [p.detach() for p in self.model.parameters()]
+            torch._foreach_lerp_(self.average, weights, 1 - decay)
         return loss.detach()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights in the model, if there are any; the trained ones are back after."""
+        self._swap_average()
+        try:
+            yield
+        finally:
+            self._swap_average()
+
+    def _swap_average(self) -> None:
+        if self.average is not None:
+            for i, p in enumerate(self.model.parameters()):
+                p.data, self.average[i] = self.average[i], p.data
 
     def _autocast(self) -> Any:
         if self.config.run.dtype == "bf16":
@@ -235,7 +257,8 @@ class Trainer:
         self.at.validate = True
         if "val" not in self.dataset.splits or len(self.dataset.splits["val"]) == 0:
             raise InputError(f"{self.dataset.name}: its validation split has no rows")
-        scores = self.score("val", self.config.data.limit_val_batches)
+        with self.averaged():
+            scores = self.score("val", self.config.data.limit_val_batches)
         if self._interrupted:  # the rest of the split was not read: this one is due again
             self._stop_here()
         self.at.validate, self.at.validated = False, self.at.step
@@ -246,7 +269,8 @@ class Trainer:
         if self.at.best is None or value > self.at.best or math.isnan(self.at.best):
             self.at.best, self.at.best_step, self.at.stale = value, self.at.step, 0
             self.at.best_scores = scores.as_dict()
-            self._save_to(self.out / "best", weights_only=True)
+            with self.averaged():
+                self._save_to(self.out / "best", weights_only=True)
         else:
             self.at.stale += 1
             if run.early_stop != "none" and self.at.stale >= run.patience:
@@ -294,7 +318,10 @@ class Trainer:
             },
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
         }
-        checkpoint.save(path, self.model, state, None if weights_only else self.optimizers)
+        if weights_only:
+            checkpoint.save(path, self.model, state)
+        else:
+            checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of the same run: same settings, same data."""
@@ -308,7 +335,7 @@ class Trainer:
                 f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
                 "anew with --overwrite"
             )
-        checkpoint.load_into(path, self.model, self.optimizers)
+        checkpoint.load_into(path, self.model, self.optimizers, self.average or ())
         for name, values in state["schedules"].items():
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]

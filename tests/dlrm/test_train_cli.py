@@ -26,7 +26,7 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_run_leaves_what_it_says(tmp_path, capsys):
     out = tmp_path / "run"
-    assert main([*QUICK, "--out", str(out), "--epochs", "2"]) == 0
+    assert main([*QUICK, "--out", str(out), "--epochs", "2", "--batch-size", "128"]) == 0
     printed = capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     names = "auc logloss ne calibration samples_per_s peak_rss_mb steps seed config_hash".split()

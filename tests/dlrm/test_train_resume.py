@@ -16,7 +16,7 @@ FLAGS = [
     *("--preset", "tiny", "--data", "synthetic", "--samples", "20000", "--steps", "60"),
     *("--save-every", "7", "--eval-every", "25", "--seed", "3", "--quiet", "--dropout", "0.1"),
     *("--window", "2048", "--clip", "5", "--warmup-steps", "10", "--decay-start", "30"),
-    *("--decay-steps", "60", "--limit-train-batches", "40", "--threads", "1"),
+    *("--decay-steps", "60", "--limit-train-batches", "40", "--threads", "1", "--ema", "0.9"),
 ]
 
 
