@@ -56,6 +56,8 @@ def _load(source: str, flags: tuple[str, ...], cxx: str, folder: Path) -> ctypes
     key = hashlib.sha256(
         "\0".join((*command, compiler_version(cxx), cpu_name(), source)).encode()
     ).hexdigest()[:32]
+    if _intact(folder / f"{key}.so"):  # needs no lock, and no right to write
+        return ctypes.CDLL(str(folder / f"{key}.so"))
     with _usable(folder) as place:
         library = place / f"{key}.so"
         with _locked(place / f"{key}.lock"):
@@ -159,15 +161,10 @@ def _locked(path: Path) -> Iterator[None]:
 @contextmanager
 def _usable(folder: Path) -> Iterator[Path]:
     """The cache folder, or a temporary one for this process where it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+    reason = _why_not_writable(folder)
+    if reason is None:
         yield folder
         return
-    except OSError as error:
-        reason = error.strerror or str(error)
     warnings.warn(
         f"compiler cache {folder} cannot be written ({reason}): building anew in this process; "
         "set DLRM_COMPILER_CACHE to a folder that can",
@@ -175,3 +172,14 @@ def _usable(folder: Path) -> Iterator[Path]:
     )
     with tempfile.TemporaryDirectory(prefix="dlrm-compiler-") as place:
         yield Path(place)
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -118,10 +118,6 @@ def test_bad_source_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
         build.load("int nonsense( {")
 
 
-@pytest.mark.xfail(
-    strict=False, reason="_usable catches OSError of the build itself and yields a second time"
-)
-@pytest.mark.filterwarnings("ignore:compiler cache")
 def test_an_error_while_building_is_the_one_that_is_seen(cache, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
