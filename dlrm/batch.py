@@ -61,42 +61,47 @@ class Batch:
         weights = None if self.weights is None else self.weights.split(sizes)
         return self.dense, self.ids.split(sizes), self.offsets - starts, weights
 
+    # Cutting and joining batches is done by NumPy: it runs on the reader's thread, where PyTorch
+    # would start a second set of threads to compete with those of the training step.
+
     def take(self, index: Tensor | np.ndarray) -> Batch:
         """The samples at ``index`` (K,), in that order."""
-        index = torch.as_tensor(index, dtype=torch.int64)
+        index = np.asarray(index, dtype=np.int64)
         tables, size = self.tables, len(self)
-        if self.weights is None and bool((self.lengths() == 1).all()):
-            ids = self.ids.view(tables, size)[:, index]  # (F, K)
-            return Batch._one_hot_of(self.dense[index], ids, self.label[index])
-        starts = self.offsets[:, :-1][:, index].flatten()  # (F * K,)
-        lengths = self.lengths()[:, index]  # (F, K)
-        flat = lengths.flatten()
-        total = int(flat.sum())
-        ends = flat.cumsum(0)
+        dense, label = self.dense.numpy()[index], self.label.numpy()[index]
+        ids, offsets = self.ids.numpy(), self.offsets.numpy()
+        lengths = np.diff(offsets, axis=1)  # (F, B)
+        if self.weights is None and bool((lengths == 1).all()):
+            picked = np.take(ids.reshape(tables, size), index, axis=1)  # (F, K)
+            return Batch._one_hot_of(torch.from_numpy(dense), picked, torch.from_numpy(label))
+        starts = offsets[:, :-1][:, index].ravel()  # (F * K,)
+        lengths = lengths[:, index]  # (F, K)
+        flat = lengths.ravel()
+        ends = np.cumsum(flat)
         # place p of the output lies in bag g: it comes from starts[g] + (p - first place of g)
-        source = torch.repeat_interleave(starts - (ends - flat), flat, output_size=total)
-        source += torch.arange(total)
+        source = np.repeat(starts - (ends - flat), flat)
+        source += np.arange(len(source))
         return Batch(
-            self.dense[index],
-            self.ids[source],
+            torch.from_numpy(dense),
+            torch.from_numpy(ids[source]),
             _offsets(lengths),
-            self.label[index],
-            None if self.weights is None else self.weights[source],
+            torch.from_numpy(label),
+            None if self.weights is None else torch.from_numpy(self.weights.numpy()[source]),
         )
 
     def slice(self, start: int, stop: int) -> Batch:
         """Samples [start, stop), a cheap copy: each table's ids lie next to each other."""
-        offsets = self.offsets[:, start : stop + 1]
-        first, last = offsets[:, 0].tolist(), offsets[:, -1].tolist()
+        offsets = self.offsets.numpy()[:, start : stop + 1]
 
         def cut(values: Tensor) -> Tensor:
-            pieces = [values[a:b] for a, b in zip(first, last, strict=True)]
-            return torch.cat(pieces) if pieces else values[:0]
+            flat = values.numpy()
+            pieces = [flat[a:b] for a, b in zip(offsets[:, 0], offsets[:, -1], strict=True)]
+            return torch.from_numpy(np.concatenate(pieces) if pieces else flat[:0])
 
         return Batch(
             self.dense[start:stop],
             cut(self.ids),
-            _offsets(offsets[:, 1:] - offsets[:, :-1]),
+            _offsets(np.diff(offsets, axis=1)),
             self.label[start:stop],
             None if self.weights is None else cut(self.weights),
         )
@@ -126,35 +131,44 @@ class Batch:
         if len({b.weights is None for b in batches}) > 1:
             raise ValueError("Batch.concat: either all batches have weights, or none")
 
+        tables = batches[0].tables
+        lengths = [np.diff(b.offsets.numpy(), axis=1) for b in batches]  # each (F, B)
+        starts = [b.offsets[:, 0].tolist() for b in batches]
+        stops = [b.offsets[:, -1].tolist() for b in batches]
+
         def table_major(per_id: list[Tensor]) -> Tensor:
+            flat = [values.numpy() for values in per_id]
+            if all(len(v) == n.size and (n == 1).all() for v, n in zip(flat, lengths, strict=True)):
+                wide = [v.reshape(n.shape) for v, n in zip(flat, lengths, strict=True)]
+                return torch.from_numpy(np.concatenate(wide, axis=1).ravel())
             pieces = [
-                values[b.offsets[f, 0] : b.offsets[f, -1]]
-                for f in range(batches[0].tables)
-                for values, b in zip(per_id, batches, strict=True)
+                v[start[f] : stop[f]]
+                for f in range(tables)
+                for v, start, stop in zip(flat, starts, stops, strict=True)
             ]
-            return torch.cat(pieces) if pieces else per_id[0]
+            return torch.from_numpy(np.concatenate(pieces))
 
         weights = [b.weights for b in batches if b.weights is not None]
         return Batch(
-            torch.cat([b.dense for b in batches]),
-            table_major([b.ids for b in batches]),
-            _offsets(torch.cat([b.lengths() for b in batches], dim=1)),
-            torch.cat([b.label for b in batches]),
-            table_major(weights) if weights else None,
+            torch.from_numpy(np.concatenate([b.dense.numpy() for b in batches])),
+            table_major([b.ids for b in batches]) if tables else batches[0].ids,
+            _offsets(np.concatenate(lengths, axis=1)),
+            torch.from_numpy(np.concatenate([b.label.numpy() for b in batches])),
+            table_major(weights) if weights and tables else None,
         )
 
     @staticmethod
     def one_hot(dense: Tensor | np.ndarray, ids: Tensor | np.ndarray, label: object) -> Batch:
         """A batch with one id per bag, from ids (B, F)."""
-        ids = torch.as_tensor(ids).t().to(torch.int64)  # (F, B)
+        wide = np.ascontiguousarray(np.asarray(ids, dtype=np.int64).T)  # (F, B)
         dense = torch.as_tensor(dense, dtype=torch.float32)
-        return Batch._one_hot_of(dense, ids, torch.as_tensor(label, dtype=torch.float32))
+        return Batch._one_hot_of(dense, wide, torch.as_tensor(label, dtype=torch.float32))
 
     @staticmethod
-    def _one_hot_of(dense: Tensor, ids: Tensor, label: Tensor) -> Batch:
+    def _one_hot_of(dense: Tensor, ids: np.ndarray, label: Tensor) -> Batch:
         tables, size = ids.shape
-        offsets = torch.arange(tables)[:, None] * size + torch.arange(size + 1)  # (F, B + 1)
-        return Batch(dense, ids.reshape(-1), offsets, label)
+        offsets = np.arange(tables)[:, None] * size + np.arange(size + 1)  # (F, B + 1)
+        return Batch(dense, torch.from_numpy(ids.ravel()), torch.from_numpy(offsets), label)
 
     @staticmethod
     def from_bags(
@@ -165,7 +179,7 @@ class Batch:
         weights: object = None,
     ) -> Batch:
         """A batch from pooling factors (F, B) and table-major ids (N,)."""
-        lengths = torch.as_tensor(lengths, dtype=torch.int64)
+        lengths = np.asarray(lengths, dtype=np.int64)
         ids = torch.as_tensor(ids, dtype=torch.int64)
         if int(lengths.sum()) != ids.numel():
             raise ValueError(f"lengths add up to {int(lengths.sum())}, but ids has {ids.numel()}")
@@ -178,12 +192,11 @@ class Batch:
         )
 
 
-def _offsets(lengths: Tensor) -> Tensor:
+def _offsets(lengths: np.ndarray) -> Tensor:
     """Absolute offsets (F, B + 1) from pooling factors (F, B)."""
     tables, size = lengths.shape
-    ends = lengths.flatten().cumsum(0).view(tables, size)  # (F, B)
-    offsets = torch.zeros(tables, size + 1, dtype=torch.int64)
-    offsets[:, 1:] = ends
+    offsets = np.zeros((tables, size + 1), dtype=np.int64)
     if size:
-        offsets[1:, 0] = ends[:-1, -1]
-    return offsets
+        offsets[:, 1:] = np.cumsum(lengths).reshape(tables, size)
+        offsets[1:, 0] = offsets[:-1, -1]
+    return torch.from_numpy(offsets)

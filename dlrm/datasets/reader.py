@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset, Split
@@ -106,27 +105,29 @@ class Reader:
                 ranges.append([a, b])
         pieces = []
         for a, b in ranges:
-            piece = self.split.read(a, b)
-            self._check(piece, a)
-            pieces.append(piece)
-        return Batch.concat(pieces)
+            pieces.append(self.split.read(a, b))
+        batch = Batch.concat(pieces)
+        self._check(batch, ranges)
+        return batch
 
-    def _check(self, batch: Batch, first_row: int) -> None:
-        """Raise for an id outside its table: an embedding bag would read other memory, or crash."""
-        bounds = batch.offsets[:, [0, -1]].tolist()
-        for f, (a, b) in enumerate(bounds):
-            if a == b:
+    def _check(self, batch: Batch, ranges: list[list[int]]) -> None:
+        """Raise for an id outside its table: an embedding bag would read other memory, or crash.
+
+        ``ranges`` are the rows of the split that the batch was made of, in order.
+        """
+        ids = batch.ids.numpy()
+        for f, (a, b) in enumerate(batch.offsets[:, [0, -1]].tolist()):
+            own = ids[a:b]
+            if a == b or (own.min() >= 0 and own.max() < self.rows[f]):
                 continue
-            low, high = (int(x) for x in batch.ids[a:b].aminmax())
-            if low < 0 or high >= self.rows[f]:
-                wrong = (batch.ids < 0) | (batch.ids >= self.rows[f])
-                at = a + int(wrong[a:b].to(torch.uint8).argmax())
-                sample = int(torch.searchsorted(batch.offsets[f], at, right=True)) - 1
-                raise InputError(
-                    f"row {first_row + sample}: feature {self.table_names[f]!r} has id "
-                    f"{int(batch.ids[at])}, but its table has {self.rows[f]} rows (ids 0 to "
-                    f"{self.rows[f] - 1}); preprocess the data again, or give the model larger rows"
-                )
+            at = a + int(((own < 0) | (own >= self.rows[f])).argmax())
+            sample = int(np.searchsorted(batch.offsets[f].numpy(), at, side="right")) - 1
+            row = np.concatenate([np.arange(*r) for r in ranges])[sample]
+            raise InputError(
+                f"row {row}: feature {self.table_names[f]!r} has id {ids[at]}, but its table has "
+                f"{self.rows[f]} rows (ids 0 to {self.rows[f] - 1}); preprocess the data again, or "
+                "give the model larger rows"
+            )
 
 
 def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
