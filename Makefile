@@ -7,7 +7,8 @@ PYTHON ?= python3
 ARGS ?=
 # relative, so that a checkout under a path with spaces works
 PY := .venv/bin/python
-JOBS ?= 2
+# test workers: a number, or one for every core up to 8
+JOBS ?= logical
 
 # The environment is the pinned one whatever shell, conda or ROS set-up make is called from.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX
@@ -32,10 +33,10 @@ train: setup
 	$(PY) -m dlrm.train --preset tiny --data criteo --input runs/sample-data --out runs/sample --overwrite $(ARGS)
 
 test: setup
-	$(PY) -m pytest -n $(JOBS) $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --maxprocesses 8 $(ARGS)
 
 test-all: setup
-	$(PY) -m pytest -n $(JOBS) -m "" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --maxprocesses 8 -m "" $(ARGS)
 
 lab: setup
 	$(PY) -m jupyter lab $(ARGS) tutorials
