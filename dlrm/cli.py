@@ -126,6 +126,9 @@ def run(command: Callable[[], int]) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"error: not enough memory: {error}; ask for less at a time", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         sys.stderr.close()
         return 141

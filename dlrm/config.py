@@ -31,7 +31,7 @@ DCNV2_POOLING = (
 
 CHOICES = {
     "interaction": ("dot", "dot_self", "cat", "cross"),
-    "pooling": ("sum", "mean"),
+    "pooling": ("sum", "mean", "sqrtn"),
     "weighted_pooling": ("none", "learned"),
     "qr_op": ("mult", "add", "concat"),
 }
@@ -54,7 +54,7 @@ class DLRMConfig:
     interaction: str = option("dot", "how features meet; dot_self keeps the diagonal")
     cross_layers: int = option(3, "layers of the cross interaction")
     cross_rank: int = option(512, "rank of its weights")
-    pooling: str = option("sum", "how a bag's rows become one vector")
+    pooling: str = option("sum", "how a bag becomes one vector; sqrtn: sum / sqrt(number of ids)")
     weighted_pooling: str = option("none", "learned: a trained scalar weight per id")
     qr_collisions: int = option(0, "quotient-remainder tables with this divisor; 0: off")
     qr_threshold: int = option(200, "only tables with more rows than this use it")
@@ -88,18 +88,20 @@ class DLRMConfig:
             _positive(name, getattr(self, name))
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout: {self.dropout} must be in [0, 1)")
-        if self.md_temperature < 0 or self.qr_collisions < 0 or self.qr_threshold < 0:
-            raise InputError("md_temperature, qr_collisions and qr_threshold must not be negative")
+        if not 0 <= self.md_temperature < float("inf"):
+            raise InputError(f"md_temperature: {self.md_temperature} must be 0 or more, and finite")
+        if self.qr_collisions < 0 or self.qr_threshold < 0:
+            raise InputError("qr_collisions and qr_threshold must not be negative")
         if not self.rows and self.dense_in == 0:
             raise InputError("rows is empty and dense_in is 0: the model would have no input")
         self._validate_combinations()
 
     def _validate_combinations(self) -> None:
-        if self.weighted_pooling == "learned" and self.pooling == "mean":
+        if self.weighted_pooling == "learned" and self.pooling != "sum":
             raise InputError(
-                "weighted_pooling=learned with pooling=mean: a weighted mean may divide by the sum "
-                "of the weights or by their count, and PyTorch's embedding bag defines neither; "
-                "use pooling=sum"
+                f"weighted_pooling=learned with pooling={self.pooling}: a weighted mean may divide "
+                "by the sum of the weights or by their count, and PyTorch's embedding bag defines "
+                "neither; use pooling=sum"
             )
         if self.qr_collisions and self.qr_op == "concat" and self.dim % 2:
             raise InputError(f"qr_op=concat halves dim, and {self.dim} is odd; use an even dim")
@@ -126,7 +128,9 @@ PRESETS: dict[str, DLRMConfig] = {
     "tiny": DLRMConfig(
         rows=(300, 200, 100, 100, 50, 50, 30, 20), dim=8, bottom=(32,), top=(64, 32)
     ),
-    "movielens": DLRMConfig(rows=(), dense_in=0, dim=16, top=(64, 32), pooling="mean"),
+    "movielens": DLRMConfig(
+        rows=(), dense_in=1, dim=16, bottom=(16,), top=(64, 32), pooling="sqrtn", dropout=0.3
+    ),
     "kaggle": DLRMConfig(rows=KAGGLE_ROWS, dim=16, bottom=(512, 256, 64), top=(512, 256)),
     "terabyte": DLRMConfig(
         rows=TERABYTE_ROWS, dim=128, bottom=(512, 256), top=(1024, 1024, 512, 256)

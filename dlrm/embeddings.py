@@ -94,13 +94,15 @@ class EmbeddingTable(nn.Module):
         if config.weighted_pooling == "learned":
             self.row_weight = nn.Embedding(rows, 1, sparse=config.sparse)
             nn.init.ones_(self.row_weight.weight)
+        self.sqrtn = config.pooling == "sqrtn"
+        pooling = "mean" if config.pooling == "mean" else "sum"
         self.bag: PlainRows | QuotientRemainderRows
         if 0 < config.qr_collisions and config.qr_threshold < rows:
             self.bag = QuotientRemainderRows(
-                rows, width, config.pooling, config.sparse, config.qr_collisions, config.qr_op
+                rows, width, pooling, config.sparse, config.qr_collisions, config.qr_op
             )
         else:
-            self.bag = PlainRows(rows, width, config.pooling, config.sparse)
+            self.bag = PlainRows(rows, width, pooling, config.sparse)
         self.project = nn.Linear(width, config.dim, bias=False) if width != config.dim else None
         if self.project is not None:
             nn.init.xavier_uniform_(self.project.weight)
@@ -110,6 +112,11 @@ class EmbeddingTable(nn.Module):
             learned = self.row_weight(ids).squeeze(1)  # (N,)
             weights = learned if weights is None else weights * learned
         pooled = self.bag(ids, offsets, weights)  # (B, width)
+        if (
+            self.sqrtn
+        ):  # between a sum, which grows with the bag, and a mean, which forgets its size
+            count = (offsets[1:] - offsets[:-1]).clamp(min=1)  # (B,)
+            pooled = pooled * count.to(pooled.dtype).rsqrt()[:, None]
         return pooled if self.project is None else self.project(pooled)  # (B, dim)
 
 

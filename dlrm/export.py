@@ -61,7 +61,9 @@ def export_model(model: DLRM, path: str | Path) -> None:
                 _write_onnx(model, example, partial)
             else:
                 program = torch.export.export(model, example, dynamic_shapes=_shapes(model))
-                torch.export.save(program, partial)
+                held = io.BytesIO()  # writing to a full disk directly would abort the process
+                torch.export.save(program, held)
+                partial.write_bytes(held.getbuffer())
             got = read_onnx(partial)(check) if path.suffix == ".onnx" else read_pt2(partial)(check)
         with torch.inference_mode():
             worst = float((got - model(*check)).abs().max())

@@ -1,7 +1,7 @@
 """Score a file: ``python -m dlrm.predict RUN --input FILE --out scores.csv``.
 
-What FILE is follows from what the model was trained on: raw Criteo rows (39 columns, or 40 with a
-label), or MovieLens (user, item) pairs. Without ``--input``, a part of the training data is scored.
+What FILE is follows from what the model was trained on: raw Criteo rows, 39 columns, or 40 with a
+label. Without ``--input``, a part of the training data is scored.
 The output is CSV: the place of the row, its probability, and its label where there is one.
 """
 
@@ -44,6 +44,11 @@ def predict(
     data_dir: the folder that gives ids their meaning, if it is no longer where it was in training.
     Returns the number of rows, and of bad rows left out. Raises InputError, and leaves no output.
     """
+    out = Path(out)
+    if out.exists() and not out.is_file():
+        raise InputError(f"--out: {out} is not a regular file; name a CSV file to write")
+    if file and out.exists() and os.path.samefile(out, file):
+        raise InputError(f"--out: {out} is the input; name another file")
     model, state = load_model(path)
     if file:
         source, skipped = _file_batches(state, model, file, data_dir, bad_rows)
@@ -52,7 +57,6 @@ def predict(
         dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
         source, skipped = _number(iter(Reader.of(dataset, part, 4096))), {"bad_rows": 0}
         header = "row"
-    out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".partial-{out.name}")
     try:
@@ -117,11 +121,6 @@ def _file_batches(
             skipped["bad_rows"] = report.total
 
         return criteo(), skipped
-    if name == "movielens":
-        from dlrm.datasets.movielens import read_pairs
-
-        source = state["source"]
-        return read_pairs(file, data_dir or source["input"] or None, source["split"]), skipped
     raise InputError(f"--input: a model of {name} data has no file format; leave it out")
 
 
@@ -133,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flags.add_argument("checkpoint", help="a run's --out (its best weights), or a checkpoint")
-    flags.add_argument("--input", default="", help="raw Criteo rows, or MovieLens pairs")
+    flags.add_argument("--input", default="", help="a file of raw Criteo rows")
     flags.add_argument("--part", default="test", help="without --input: this part of the data")
     flags.add_argument("--out", required=True, help="CSV file to write")
     flags.add_argument("--data-dir", default="", help="training data, if they have moved")

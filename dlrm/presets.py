@@ -10,7 +10,20 @@ TRAIN_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "optim": {"dense_lr": 0.001, "sparse_optimizer": "adam", "sparse_lr": 0.003},
         "run": {"epochs": 2},
     },
-    "movielens": {},
+    "movielens": {
+        "data": {
+            "batch_size": 1024,
+            "tables": "user,item,year,genres,liked,disliked,fans,critics",
+            "lag": 20_000,
+        },
+        "optim": {
+            "dense_lr": 1e-3,
+            "sparse_optimizer": "adam",
+            "sparse_lr": 2e-3,
+            "sparse_weight_decay": 1e-4,
+        },
+        "run": {"epochs": 25, "early_stop": "auc", "patience": 3},
+    },
     "kaggle": {"data": {"batch_size": 2048}},
     "terabyte": {"data": {"batch_size": 2048}},
     "dcnv2": {"data": {"batch_size": 2048}},

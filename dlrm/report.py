@@ -42,7 +42,7 @@ class Report:
                     event = json.loads(line)
                 except ValueError:
                     break  # the line that a kill cut short: all after it is newer
-                if event.get("step", 0) <= keep_to_step:
+                if event.get("step", 0) <= keep_to_step and event.get("event") != "test":
                     kept.append(line + "\n")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.log_path, "".join(kept))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ class DataConfig:
     data: str = option("", "the data set (required): criteo, movielens or synthetic")
     input: str = option("", "its folder; movielens: DLRM_DATA_DIR/ml-100k unless given")
     split: str = option("random", "movielens: random or time")
+    tables: str = option("", "movielens: tables to use, as user,item,genres; all unless given")
+    lag: int = option(1, "movielens, time: train on histories of the last multiple of this row")
     samples: int = option(1_000_000, "synthetic: training rows (val and test have a tenth each)")
     data_seed: int = option(0, "synthetic: seed of the data")
     zipf: float = option(1.1, "synthetic: exponent of the popularity of ids; 0: uniform")
@@ -109,17 +112,27 @@ class TrainConfig:
         for part in (self.data, self.optim, self.run):
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
-                if isinstance(value, int | float) and not value >= 0:
-                    raise InputError(f"--{f.name.replace('_', '-')}: {value} must not be negative")
+                if isinstance(value, int | float) and not 0 <= value < 2**63:
+                    raise InputError(
+                        f"--{f.name.replace('_', '-')}: {value} must be a number from 0 to 2**63 - 1"
+                    )
         for name, value in (
             ("batch-size", self.data.batch_size),
             ("eval-batch-size", self.data.eval_batch_size),
             ("keep", self.run.keep),
             ("patience", self.run.patience),
             ("samples", self.data.samples),
+            ("window", self.data.window),
+            ("lag", self.data.lag),
         ):
             if value < 1:
                 raise InputError(f"--{name}: {value} must be at least 1")
+        if self.run.threads > 4 * (os.cpu_count() or 1):
+            raise InputError(
+                f"--threads: {self.run.threads}, but this machine has {os.cpu_count()} cores"
+            )
+        if self.data.input and self.data.data == "synthetic":
+            raise InputError("--input: synthetic data are made, not read; leave it out")
         if self.optim.ema >= 1:
             raise InputError(f"--ema: {self.optim.ema} must be below 1")
         if self.run.steps == 0 and self.run.epochs == 0:

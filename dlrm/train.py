@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -29,7 +30,7 @@ from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
 PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig}
-OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml")
+OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
 def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainConfig:
@@ -98,6 +99,7 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     out = Path(config.run.out)
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
+    trainer = None
     try:
         trainer = Trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
@@ -105,10 +107,13 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         trainer.fit()
         scores = trainer.test()
         summary = _summary(config, trainer, scores)
-        checkpoint.write_atomic(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+        valid = {k: None if v != v else v for k, v in summary.items()}  # JSON has no NaN
+        checkpoint.write_atomic(out / "summary.json", json.dumps(valid, indent=1) + "\n")
         return summary
     finally:
         report.close()
+        if trainer is not None and trainer.lock is not None:
+            trainer.lock.close()
 
 
 def _check_out(config: TrainConfig) -> None:
@@ -117,12 +122,19 @@ def _check_out(config: TrainConfig) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is not a folder")
     there = os.listdir(out) if out.is_dir() else []
+    if not (out / "checkpoints").exists() and not (out / "best").exists() and set(there) <= {*OURS}:
+        there = []  # a run that ended before it saved anything
     if there and "config.toml" not in there:
         raise InputError(f"--out: {out} has other files and no run in it; name a new folder")
     if there and not (config.run.resume or config.run.overwrite):
         raise InputError(
             f"--out: {out} holds a run; --resume auto goes on with it, --overwrite trains anew"
         )
+    for flag, name in (("--log-json", config.run.log_json), ("--profile", config.run.profile)):
+        if name and (Path(name).is_dir() or not Path(name).absolute().parent.is_dir()):
+            raise InputError(f"{flag}: {name} must be a file in a folder that exists")
+    if config.run.tensorboard and Path(config.run.tensorboard).is_file():
+        raise InputError(f"--tensorboard: {config.run.tensorboard} is a file; name a folder")
     if config.run.resume and config.run.overwrite:
         raise InputError("--resume and --overwrite contradict each other: give one")
 
@@ -157,11 +169,12 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
 def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     """Clear or keep what is in --out, save the configuration, and say what will be done."""
     out, report = Path(config.run.out), trainer.report
+    out.mkdir(parents=True, exist_ok=True)
+    trainer.lock = _lock(out)
     if origin is None:
-        for name in OURS:
+        for name in OURS[:-1]:
             path = out / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
     text = cli.toml(config.as_dict())
     checkpoint.write_atomic(out / "config.toml", text)
     report.open_log(trainer.at.step)
@@ -185,6 +198,17 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
             f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
             "(measured on one batch), validation not counted"
         )
+
+
+def _lock(out: Path) -> IO[str]:
+    """Hold --out for this process; freed when it ends, however it ends."""
+    file = open(out / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise InputError(f"--out: {out} is in use by another run; name another folder") from None
+    return file
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,7 @@ class Trainer:
         if opt.ema > 0:
             self.average = [p.detach().clone() for p in self.model.parameters()]
         self.at = Position()
+        self.lock: IO[str] | None = None  # on --out
         self.trained_rows, self.train_seconds = 0, 0.0
         self._pending: list[tuple[Position, Batch, Tensor]] = []
         self._interrupted = False

@@ -23,7 +23,8 @@ def load_dataset(data: DataConfig, model: DLRMConfig) -> Dataset:
     if data.data == "movielens":
         from dlrm.datasets.movielens import load_movielens
 
-        return load_movielens(data.input or None, data.split)
+        tables = tuple(filter(None, data.tables.split(",")))
+        return load_movielens(data.input or None, data.split, lag=data.lag, tables=tables)
     if data.data == "synthetic":
         from dlrm.datasets.synthetic import synthetic_for
         from dlrm.datasets.trace import StackDistances

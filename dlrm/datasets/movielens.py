@@ -2,9 +2,11 @@
 
 Harper and Konstan, "The MovieLens Datasets: History and Context", 2015. The tables are user, item,
 age bucket, gender, occupation, zip prefix and release year (one id each), genres (a bag of 1 to 6),
-and two bags of the user's history, `liked` and `disliked`: the items that the user rated in the
-training part, 4 or more and less. Nothing in a row depends on its own label, nor on any label of
-val and test, and in the time split nothing depends on what comes later.
+two bags of the user's history, `liked` and `disliked`: the items that the user rated in the
+training part, 4 or more and less; and the same seen from the item, `fans` and `critics`: the users who rated
+it. The dense feature `one` is constant: with the dot interaction it gives each table a first-order
+term. Nothing in a row depends on its own label, nor on any label of val and test, and in the time
+split nothing depends on what comes later.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def load_movielens(
     split: str = "random",
     *,
     history: int | None = None,
+    lag: int = 1,
+    tables: Sequence[str] = (),
 ) -> Dataset:
     """MovieLens 100K from ``folder``, in either layout, cut 80/10/10 into train, val and test.
 
@@ -44,6 +48,11 @@ def load_movielens(
         sorts them stably by timestamp.
     history: keep at most this many items in a history bag (the newest in the order of the split);
         None keeps all.
+    lag: in the time split, a training row sees the history as it stood at the last multiple of
+        ``lag`` rows; 1: all earlier rows. Val and test rows see it as it stood at the end of the
+        training part, so up to a fifth of the data ago: a model that only knows fresh histories
+        trusts them too much.
+    tables: those to keep, all unless given.
 
     Row 0 of each table stands for an id that the training part does not have. Raises InputError for
     missing or malformed files.
@@ -56,6 +65,8 @@ def load_movielens(
         raise InputError(f"split {split!r} is not one of {', '.join(SPLITS)}")
     if history is not None and history < 1:
         raise InputError(f"history is {history}, but must be 1 or more, or None for all items")
+    if lag < 1:
+        raise InputError(f"lag is {lag}, but must be 1 or more")
     ratings = read_ratings(find_movielens(folder))
     order = split_order(ratings.time, split)  # (R,)
     cuts = (0, len(order) * 8 // 10, len(order) * 9 // 10, len(order))
@@ -63,22 +74,36 @@ def load_movielens(
     user, item = ratings.user[order], ratings.item[order]
     label = ratings.rating[order] >= LIKE  # (R,)
     histories = {}
-    for name, keep in (("liked", label), ("disliked", ~label)):
+    for name, key, value, keep in (
+        ("liked", user, item, label),
+        ("disliked", user, item, ~label),
+        ("fans", item, user, label),
+        ("critics", item, user, ~label),
+    ):
         histories[name] = History.of(
-            user[: cuts[1]],
-            item[: cuts[1]],
+            key[: cuts[1]],
+            value[: cuts[1]],
             keep[: cuts[1]],
-            keys=len(ratings.users),
+            keys=len(ratings.users) if key is user else len(ratings.items),
             before=split == "time",
             limit=history,
+            lag=lag,
         )
-    rows = _Rows(label.astype(np.float32), user, item, columns, _genres(ratings.items), histories)
-    settings = {"split": split, "history": history, "like": LIKE, "version": 1}
+    names = (*columns, "genres", *histories)
+    for name in tables:
+        if name not in names:
+            raise InputError(f"tables: no {name!r}; there are {', '.join(names)}")
+    kept = tuple(name for name in names if name in tables or not tables)
+    rows = _Rows(
+        label.astype(np.float32), user, item, columns, _genres(ratings.items), histories, kept
+    )
+    settings: dict[str, object] = {"split": split, "history": history, "lag": lag, "tables": kept}
+    settings |= {"like": LIKE, "version": 2}
     return Dataset(
         name=f"movielens ({split})",
-        dense_names=(),
-        table_names=(*columns, "genres", *histories),
-        rows=rows.tables(len(ratings.items)),
+        dense_names=("one",),
+        table_names=kept,
+        rows=rows.table_rows(),
         splits={part: MovieLensSplit(rows, cuts[k], cuts[k + 1]) for k, part in enumerate(PARTS)},
         fingerprint=_fingerprint(ratings.digest, settings),
         info=_info(rows, cuts, ratings.layout, settings),
@@ -135,25 +160,29 @@ class _Rows:
     columns: Mapping[str, tuple[np.ndarray, int]]  # ids (R,) i64 and rows of the table
     genres: tuple[np.ndarray, np.ndarray, int]  # ids, starts (items + 1,), rows of the table
     histories: Mapping[str, History]
+    kept: tuple[str, ...]  # names of the tables that are read
 
-    def tables(self, items: int) -> tuple[int, ...]:
-        one_hot = [size for _, size in self.columns.values()]
-        return (*one_hot, self.genres[2], *[items + 1] * len(self.histories))
+    def table_rows(self) -> tuple[int, ...]:
+        users, items = (self.columns[name][1] for name in ("user", "item"))
+        sizes = {name: size for name, (_, size) in self.columns.items()}
+        sizes |= {"genres": self.genres[2], "liked": items, "disliked": items}
+        sizes |= {"fans": users, "critics": users}
+        return tuple(sizes[name] for name in self.kept)
 
-    def bags(self, start: int, stop: int) -> list[Bags]:
+    def bag(self, name: str, start: int, stop: int) -> Bags:
+        if name in self.columns:
+            return self.columns[name][0][start:stop], np.ones(stop - start, dtype=np.int64)
         user, item = self.user[start:stop], self.item[start:stop]
-        ones = np.ones(stop - start, dtype=np.int64)
-        bags = [(ids[start:stop], ones) for ids, _ in self.columns.values()]
-        bags.append(_gather(*self.genres[:2], item))
-        for history in self.histories.values():
-            found, lengths = history.bags(user, item, np.arange(start, stop))
-            bags.append((found + 1, lengths))
-        return bags
+        if name == "genres":
+            return _gather(*self.genres[:2], item)
+        ends = (user, item) if name in ("liked", "disliked") else (item, user)
+        found, lengths = self.histories[name].bags(*ends, np.arange(start, stop))
+        return found + 1, lengths
 
     def read(self, start: int, stop: int) -> Batch:
-        ids, lengths = zip(*self.bags(start, stop), strict=True)
+        ids, lengths = zip(*(self.bag(name, start, stop) for name in self.kept), strict=True)
         return Batch.from_bags(
-            np.zeros((stop - start, 0), dtype=np.float32),
+            np.ones((stop - start, 1), dtype=np.float32),
             np.stack(lengths),
             np.concatenate(ids),
             self.label[start:stop],

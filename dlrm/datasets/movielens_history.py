@@ -29,6 +29,7 @@ class History:
     size: int  # rows in the training part
     before: bool
     limit: int | None  # the newest rows that are kept in a bag, None for all
+    lag: int  # with `before`: a training row sees what was there at the last multiple of this
 
     @staticmethod
     def of(
@@ -39,6 +40,7 @@ class History:
         keys: int,
         before: bool,
         limit: int | None = None,
+        lag: int = 1,
     ) -> History:
         """The history of ``keys`` keys over the training rows where ``keep`` holds.
 
@@ -49,7 +51,7 @@ class History:
         starts = np.zeros(keys + 1, dtype=np.int64)
         np.cumsum(np.bincount(key[position], minlength=keys), out=starts[1:])
         code = key[position] * len(key) + position
-        return History(starts, value[position], code, len(key), before, limit)
+        return History(starts, value[position], code, len(key), before, limit, lag)
 
     def bags(self, key: np.ndarray, value: np.ndarray, position: np.ndarray) -> Bags:
         """The bags of some rows of the data set.
@@ -59,7 +61,8 @@ class History:
         """
         start, stop = self.starts[key], self.starts[key + 1]
         if self.before:
-            code = key * self.size + np.minimum(position, self.size)
+            seen = np.where(position < self.size, position // self.lag * self.lag, self.size)
+            code = key * self.size + seen
             stop = np.minimum(stop, np.searchsorted(self.code, code))
         lengths = np.maximum(stop - start, 0)
         row = np.repeat(np.arange(len(key)), lengths)
