@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm import machine, packages
+from dlrm.cli import run
 
 SETUP = "make setup, or without make: pip install -c constraints.txt -e ."
 CXX_MEND = "Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install, brew install libomp"
@@ -358,4 +359,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

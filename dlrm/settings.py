@@ -112,10 +112,11 @@ class TrainConfig:
         for part in (self.data, self.optim, self.run):
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
-                if isinstance(value, int | float) and not 0 <= value < 2**63:
-                    raise InputError(
-                        f"--{f.name.replace('_', '-')}: {value} must be a number from 0 to 2**63 - 1"
-                    )
+                flag = "--" + f.name.replace("_", "-")
+                if isinstance(value, float) and not 0 <= value < float("inf"):
+                    raise InputError(f"{flag}: {value} must be 0 or more, and finite")
+                if isinstance(value, int) and not 0 <= value < 2**63:
+                    raise InputError(f"{flag}: {value} must be from 0 to 2**63 - 1")
         for name, value in (
             ("batch-size", self.data.batch_size),
             ("eval-batch-size", self.data.eval_batch_size),

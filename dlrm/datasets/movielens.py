@@ -3,10 +3,10 @@
 Harper and Konstan, "The MovieLens Datasets: History and Context", 2015. The tables are user, item,
 age bucket, gender, occupation, zip prefix and release year (one id each), genres (a bag of 1 to 6),
 two bags of the user's history, `liked` and `disliked`: the items that the user rated in the
-training part, 4 or more and less; and the same seen from the item, `fans` and `critics`: the users who rated
-it. The dense feature `one` is constant: with the dot interaction it gives each table a first-order
-term. Nothing in a row depends on its own label, nor on any label of val and test, and in the time
-split nothing depends on what comes later.
+training part, 4 or more and less; and the same seen from the item, `fans` and `critics`: the users
+who rated it. The dense feature `one` is constant: with the dot interaction it gives each table a
+first-order term. Nothing in a row depends on its own label, nor on any label of val and test, and
+in the time split nothing depends on what comes later.
 """
 
 from __future__ import annotations

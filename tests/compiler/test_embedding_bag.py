@@ -234,7 +234,7 @@ def test_backward(case, threads):
     rows = [t.shape[0] for t in tables]
     dense = dense_gradients(rows, bags, grad, argmax)
     sparse = sparse_gradients(rows, bags, grad, argmax)
-    close = {"rtol": 1e-5, "atol": 3e-5}
+    close = {"rtol": 1e-5, "atol": 1e-4}  # f32 sums of many terms of order one
     for f, want in enumerate(found[: len(tables)]):
         torch.testing.assert_close(dense[f].double(), want, **close)
         again = torch.sparse_coo_tensor(

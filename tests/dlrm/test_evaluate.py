@@ -94,6 +94,16 @@ def test_predict_scores_a_part(run, tmp_path, capsys):
     assert scores(y, np.log(p / (1 - p))).auc == pytest.approx(summary["auc"], abs=1e-4)
 
 
+def test_predict_does_not_overwrite_its_input_or_a_device(run, tmp_path, capsys):
+    file = tmp_path / "rows.tsv"
+    file.write_text("precious")
+    for out, says in ((file, "is the input"), ("/dev/null", "not a regular file")):
+        flags = ["--input", str(file), "--out", str(out), "--quiet"]
+        assert predict.main([str(run), *flags]) == 2
+        assert says in capsys.readouterr().err
+    assert file.read_text() == "precious"
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

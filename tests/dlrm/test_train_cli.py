@@ -41,6 +41,25 @@ def test_a_run_leaves_what_it_says(tmp_path, capsys):
     assert json.loads((again / "summary.json").read_text())["auc"] == summary["auc"]
 
 
+def test_two_runs_cannot_share_a_folder(tmp_path, capsys):
+    import fcntl
+
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run/.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "is in use by another run" in refused(
+            [*QUICK, "--out", str(tmp_path / "run")], capsys
+        )
+    assert main([*QUICK, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_a_run_that_saved_nothing_does_not_block_its_folder(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "run")]
+    wild = ["--dense-optimizer", "sgd", "--dense-lr", "1e30"]
+    assert "loss is" in refused([*QUICK, *out, *wild, "--epochs", "9"], capsys)
+    assert main([*QUICK, *out]) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -49,7 +68,10 @@ def test_a_run_leaves_what_it_says(tmp_path, capsys):
         ([*QUICK], "--out: name the folder"),
         ([*QUICK, "--out", "OUT", "--preset", "big"], "no 'big'; there are tiny"),
         ([*QUICK, "--out", "OUT", "--batch-size", "0"], "--batch-size: 0 must be at least 1"),
-        ([*QUICK, "--out", "OUT", "--dense-lr", "nan"], "--dense-lr: nan must not be negative"),
+        (
+            [*QUICK, "--out", "OUT", "--dense-lr", "nan"],
+            "--dense-lr: nan must be 0 or more",
+        ),
         ([*QUICK, "--out", "OUT", "--compile", "dlrm"], "--compile dlrm"),
         ([*QUICK, "--out", "OUT", "--device", "tpu"], "--device"),
         ([*QUICK, "--out", "OUT", "--device", "cuda:99"], "GPUs"),
@@ -58,6 +80,12 @@ def test_a_run_leaves_what_it_says(tmp_path, capsys):
         ([*QUICK, "--out", "OUT", "--epochs", "0"], "--epochs and --steps are both 0"),
         ([*QUICK, "--out", "OUT", "--resume", "missing"], "missing: there is no such"),
         ([*QUICK, "--out", "OUT", "--resume", "auto", "--overwrite"], "contradict"),
+        ([*QUICK, "--out", "OUT", "--seed", "9" * 30], "--seed: 999"),
+        ([*QUICK, "--out", "OUT", "--md-temperature", "nan"], "md_temperature: nan"),
+        ([*QUICK, "--out", "OUT", "--window", "0"], "--window: 0 must be at least 1"),
+        ([*QUICK, "--out", "OUT", "--threads", "1000000"], "this machine has"),
+        ([*QUICK, "--out", "OUT", "--input", "x"], "are made, not read"),
+        ([*QUICK, "--out", "OUT", "--profile", "/nowhere/x"], "--profile: /nowhere/x must be"),
         (["--data", "criteo", "--out", "OUT"], "--input: name the folder"),
         (["--data", "criteo", "--out", "OUT", "--input", "nowhere"], "nowhere"),
         (["--data", "movielens", "--out", "OUT", "--input", "nowhere"], "nowhere"),
