@@ -124,25 +124,26 @@ def test_split_is_80_10_10_in_the_defined_order(typed: Path, split: str) -> None
     np.testing.assert_array_equal(item, np.where(known, ordered[:, 1], 0))
 
 
-@pytest.mark.parametrize("split", ["random", "time"])
-def test_history_bags_against_their_definition(typed: Path, split: str) -> None:
+HISTORY = {"liked": (0, 1, True), "disliked": (0, 1, False)}  # key column, value column, liked?
+HISTORY |= {"fans": (1, 0, True), "critics": (1, 0, False)}
+
+
+@pytest.mark.parametrize(("split", "lag"), [("random", 1), ("time", 1), ("time", 50)])
+def test_history_bags_against_their_definition(typed: Path, split: str, lag: int) -> None:
     ratings = random_ratings()
-    data = load_movielens(typed, split)
+    data = load_movielens(typed, split, lag=lag)
     batch = read_all(data)
     ordered = ratings[order_of(ratings, split)].tolist()
-    train = list(enumerate(ordered[:480]))
-    found, expected = [], []
-    for row, (user, item, _, _) in enumerate(ordered):
-        past = [
-            (i, r)
-            for k, (u, i, r, _) in train
-            if u == user and i != item and (split == "random" or k < row)
-        ]
-        expected.append((sorted(i for i, r in past if r >= 4), sorted(i for i, r in past if r < 4)))
-        all_bags = dict(zip(data.table_names, bags(data, batch, row), strict=True))
-        found.append((all_bags["liked"], all_bags["disliked"]))
-    assert found == expected
-    assert {0, 5} <= {len(liked) for liked, _ in found}, "empty and full bags must both occur"
+    sizes = set()
+    for row, target in enumerate(ordered):
+        end = 480 if split == "random" or row >= 480 else row // lag * lag
+        past = [other for k, other in enumerate(ordered[:end]) if k != row]
+        found = dict(zip(data.table_names, bags(data, batch, row), strict=True))
+        for name, (key, value, liked) in HISTORY.items():
+            expected = [p[value] for p in past if p[key] == target[key] and (p[2] >= 4) == liked]
+            assert found[name] == sorted(expected), (row, name)
+        sizes.add(len(found["liked"]))
+    assert {0, 5} <= sizes, "empty and full bags must both occur"
 
 
 def test_features_of_one_row(tmp_path: Path) -> None:
@@ -181,27 +182,29 @@ def test_own_label_does_not_reach_a_row(typed: Path, split: str) -> None:
     assert others > 100, "a training label must reach other rows, or this test proves nothing"
 
 
-def test_time_split_sees_only_the_past(typed: Path) -> None:
+@pytest.mark.parametrize("lag", [1, 40])
+def test_time_split_sees_only_the_past(typed: Path, lag: int) -> None:
     ratings = random_ratings()
-    before = features(load_movielens(typed, "time"))
+    before = features(load_movielens(typed, "time", lag=lag))
     order = order_of(ratings, "time")
     for place in (5, 200, 470):
         write_typed(typed, flip(ratings, order[place:]))
-        after = features(load_movielens(typed, "time"))
+        after = features(load_movielens(typed, "time", lag=lag))
         assert after[: place + 1] == before[: place + 1]
         assert after[place + 1 :] != before[place + 1 :]
 
 
 @pytest.mark.parametrize("split", ["random", "time"])
-def test_target_is_in_neither_bag(typed: Path, split: str) -> None:
+def test_target_is_in_no_bag(typed: Path, split: str) -> None:
     data = load_movielens(typed, split)
-    item, liked, disliked = (data.table_names.index(n) for n in ("item", "liked", "disliked"))
     batch = read_all(data)
-    for row in range(len(batch)):
-        (target,) = batch.bag(item, row).tolist()
-        history = batch.bag(liked, row).tolist() + batch.bag(disliked, row).tolist()
-        assert target not in history
-        assert len(set(history)) == len(history)
+    table = {name: f for f, name in enumerate(data.table_names)}
+    for own, names in (("item", ("liked", "disliked")), ("user", ("fans", "critics"))):
+        for row in range(len(batch)):
+            (target,) = batch.bag(table[own], row).tolist()
+            history = [k for name in names for k in batch.bag(table[name], row).tolist()]
+            assert target not in history
+            assert len(set(history)) == len(history)
 
 
 def test_reads_are_the_same_however_they_are_cut(typed: Path) -> None:
@@ -222,6 +225,19 @@ def test_history_limit_keeps_the_newest(typed: Path) -> None:
     for row in range(600):
         assert b.bag(liked, row).tolist() == a.bag(liked, row).tolist()[-3:]
     assert full.fingerprint != short.fingerprint
+
+
+def test_tables_can_be_chosen(typed: Path) -> None:
+    full, some = load_movielens(typed), load_movielens(typed, tables=("item", "genres", "fans"))
+    assert some.table_names == ("item", "genres", "fans")
+    a, b = read_all(full), read_all(some)
+    for f, name in enumerate(some.table_names):
+        g = full.table_names.index(name)
+        assert some.rows[f] == full.rows[g]
+        assert all(torch.equal(b.bag(f, row), a.bag(g, row)) for row in range(0, 600, 7))
+    assert full.fingerprint != some.fingerprint
+    with pytest.raises(InputError, match="tables: no 'mood'; there are user, item"):
+        load_movielens(typed, tables=("item", "mood"))
 
 
 def test_both_layouts_give_the_same_data(typed: Path, tmp_path: Path) -> None:
@@ -314,18 +330,21 @@ def test_bad_arguments(typed: Path) -> None:
         load_movielens(typed, "leave-one-out")
     with pytest.raises(InputError, match="history is 0"):
         load_movielens(typed, history=0)
+    with pytest.raises(InputError, match="lag is 0"):
+        load_movielens(typed, "time", lag=0)
 
 
 def test_real_data(real: Path, tmp_path: Path) -> None:
-    official = None
-    if (real / "ml-100k.inter").is_file():
-        official = write_official(tmp_path / "official", real)
+    kept = ("item", "year", "genres", "liked")
+    typed_header = (real / "ml-100k.inter").is_file()
     for split in ("random", "time"):
-        data = load_movielens(real, split)
+        data = load_movielens(real, split, tables=kept)
         assert [len(data.splits[part]) for part in PARTS] == [80_000, 10_000, 10_000]
         batch = read_all(data)
         assert batch.label.sum() == 55_375
-        liked = data.table_names.index("liked")
-        assert batch.lengths()[liked].float().mean() > 30
-        if official is not None:
-            assert torch.equal(read_all(load_movielens(official, split)).ids, batch.ids)
+        assert batch.lengths()[3].float().mean() > 30
+        if typed_header and split == "time":
+            official = write_official(tmp_path / "official", real)
+            other = read_all(load_movielens(official, split, tables=kept))
+            assert torch.equal(other.ids, batch.ids)
+            assert torch.equal(other.offsets, batch.offsets)
