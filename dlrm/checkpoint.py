@@ -141,12 +141,15 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def load_into(
     path: Path,
+    state: dict[str, Any],
     model: nn.Module,
     optimizers: dict[str, torch.optim.Optimizer] | None = None,
     average: Sequence[Tensor] = (),
-) -> dict[str, Any]:
-    """Put a checkpoint's weights (and optimizers and random state) in place; return its state."""
-    state = read_state(path)
+) -> None:
+    """Put a checkpoint's weights (and optimizers and random state) in place.
+
+    ``state`` is what ``read_state`` returned for it: so the files are checked once, there.
+    """
     try:
         model.load_state_dict(load_file(path / "model.safetensors"))
     except (RuntimeError, SafetensorError) as error:
@@ -163,7 +166,6 @@ def load_into(
             kept.copy_(tensors.pop(f"average.{i}"))
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(_unflatten(name, tensors, state["optimizers"][name]))
-    return state
 
 
 def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
@@ -172,7 +174,7 @@ def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
     state = read_state(folder)
     source = f"{folder / 'state.json'}: model"
     model = DLRM(override(DLRMConfig(), state["model"], source))
-    load_into(folder, model)
+    load_into(folder, state, model)
     return model.eval(), state
 
 

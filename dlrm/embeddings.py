@@ -46,6 +46,18 @@ class PlainRows(nn.EmbeddingBag):
         return super().forward(ids, offsets, weights)  # (B, dim)
 
 
+def pool_rows(rows: Tensor, offsets: Tensor, pooling: str, weights: Tensor | None) -> Tensor:
+    """Rows (N, dim) that were looked up before, pooled by bag: (B, dim)."""
+    return F.embedding_bag(
+        torch.arange(rows.shape[0], device=rows.device),
+        rows,
+        offsets,
+        mode=pooling,
+        per_sample_weights=weights,
+        include_last_offset=True,
+    )
+
+
 class QuotientRemainderRows(nn.Module):
     """Row of id i = quotient[i // c] (op) remainder[i % c], then pooled (Shi et al. 2020).
 
@@ -74,15 +86,7 @@ class QuotientRemainderRows(nn.Module):
             vectors = quotient + remainder  # (N, dim)
         else:
             vectors = torch.cat([quotient, remainder], dim=1)  # (N, dim)
-        places = torch.arange(ids.numel(), device=ids.device)
-        return F.embedding_bag(
-            places,
-            vectors,
-            offsets,
-            mode=self.pooling,
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )  # (B, dim)
+        return pool_rows(vectors, offsets, self.pooling, weights)
 
 
 class EmbeddingTable(nn.Module):

@@ -25,7 +25,7 @@ from dlrm.datasets.reader import Reader
 from dlrm.errors import InputError
 from dlrm.metrics import sigmoid
 from dlrm.model import DLRM
-from dlrm.scoring import check_same_meaning, dataset_of, logits_of
+from dlrm.scoring import dataset_of, logits_of
 
 Numbered = tuple[Batch, np.ndarray]  # a batch, and the place (B,) of each of its rows
 
@@ -106,8 +106,7 @@ def _file_batches(
 ) -> tuple[Iterator[Numbered], dict[str, int]]:
     """Batches of a file, encoded as the training data were; and a count filled while it is read."""
     name = state["source"]["data"]
-    dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
-    check_same_meaning(state, dataset)
+    dataset_of(state, model, {"input": data_dir} if data_dir else {})  # refuses other vocabularies
     skipped = {"bad_rows": 0}
     if name == "criteo":
         from dlrm.datasets.criteo.encode import encode_lines

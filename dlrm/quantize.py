@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.embeddings import PlainRows, QuotientRemainderRows
+from dlrm.embeddings import PlainRows, QuotientRemainderRows, pool_rows
 from dlrm.model import DLRM
 
 
@@ -65,15 +65,7 @@ class QuantizedBag(nn.Module):
         self.rows, self.pooling = QuantizedTable(bag.weight, bits), bag.mode
 
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
-        rows = self.rows(ids)  # (N, d)
-        return F.embedding_bag(
-            torch.arange(ids.numel(), device=ids.device),
-            rows,
-            offsets,
-            mode=self.pooling,
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )  # (B, d)
+        return pool_rows(self.rows(ids), offsets, self.pooling, weights)  # (B, d)
 
 
 def quantize_tables(model: DLRM, bits: int) -> DLRM:

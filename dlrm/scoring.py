@@ -16,7 +16,7 @@ from dlrm.batch import Batch
 from dlrm.cli import override
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import load_dataset
-from dlrm.datasets.reader import Reader
+from dlrm.datasets.reader import Reader, limited
 from dlrm.errors import InputError
 from dlrm.model import DLRM
 from dlrm.settings import DataConfig
@@ -77,7 +77,7 @@ def score_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Labels and logits, (n,) f32 each, of a split in its order; ``also`` sees each batch."""
     reader = Reader.of(dataset, part, batch_size)
-    total = min(len(reader), limit) if limit else len(reader)
+    total = limited(len(reader), limit)
     labels, logits = [], []
     batches = tqdm(
         itertools.islice(reader, total), total=total, disable=quiet, unit="batch", desc=part

@@ -99,10 +99,12 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     out = Path(config.run.out)
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
-    trainer = None
+    lock: IO[str] | None = None
     try:
         trainer = Trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
+        out.mkdir(parents=True, exist_ok=True)
+        lock = _lock(out)
         _begin(config, trainer, origin)
         trainer.fit()
         scores = trainer.test()
@@ -112,8 +114,8 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         return summary
     finally:
         report.close()
-        if trainer is not None and trainer.lock is not None:
-            trainer.lock.close()
+        if lock is not None:
+            lock.close()
 
 
 def _check_out(config: TrainConfig) -> None:
@@ -146,17 +148,17 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
         return None
     if resume != "auto":
         path = checkpoint.resolve(resume)
-        trainer.restore(path)
+        trainer.restore(path, checkpoint.read_state(path))
         return path
     damaged = []
     for path in reversed(checkpoint.steps(out)):
         try:
-            checkpoint.read_state(path)
+            state = checkpoint.read_state(path)
         except checkpoint.CheckpointError as error:
             trainer.report.warn(f"{error}; trying the checkpoint before it")
             damaged.append(path)
             continue
-        trainer.restore(path)
+        trainer.restore(path, state)
         return path
     if damaged:
         raise checkpoint.CheckpointError(
@@ -169,8 +171,6 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
 def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     """Clear or keep what is in --out, save the configuration, and say what will be done."""
     out, report = Path(config.run.out), trainer.report
-    out.mkdir(parents=True, exist_ok=True)
-    trainer.lock = _lock(out)
     if origin is None:
         for name in OURS[:-1]:
             path = out / name

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dlrm import checkpoint
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
-from dlrm.datasets.reader import Reader
+from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite
 from dlrm.errors import InputError
 from dlrm.metrics import Collector, Scores
@@ -91,7 +91,6 @@ class Trainer:
         if opt.ema > 0:
             self.average = [p.detach().clone() for p in self.model.parameters()]
         self.at = Position()
-        self.lock: IO[str] | None = None  # on --out
         self.trained_rows, self.train_seconds = 0, 0.0
         self._pending: list[tuple[Position, Batch, Tensor]] = []
         self._interrupted = False
@@ -160,6 +159,7 @@ class Trainer:
 
     def run_epoch(self, profiler: Any = None) -> None:
         """Train to the end of the epoch, with the validations and checkpoints due on the way."""
+        run = self.config.run
         started = time.perf_counter()
         with self._batches() as batches:
             for batch in batches:
@@ -171,10 +171,14 @@ class Trainer:
                 ends = self.at.batch == self.epoch_batches
                 if ends:
                     self.at.epoch, self.at.batch = self.at.epoch + 1, 0
-                if self._due(ends):
+                validate, save = self._due(run.eval_every, ends), self._due(run.save_every, ends)
+                if validate or save:
                     self._flush_losses()
                     self.train_seconds += time.perf_counter() - started
-                    self._validate_and_save(ends)
+                    if validate:
+                        self._validate()
+                    if save:
+                        self.save()
                     started = time.perf_counter()
                 if self._interrupted:
                     self._stop_here()
@@ -209,24 +213,14 @@ class Trainer:
             self.report.step(at.step, value, lr)
         self._pending.clear()
 
-    def _due(self, ends: bool) -> bool:
-        run = self.config.run
-        return (
-            (ends and 0 in (run.eval_every, run.save_every))
-            or (run.eval_every > 0 and self.at.step % run.eval_every == 0)
-            or (run.save_every > 0 and self.at.step % run.save_every == 0)
-        )
-
-    def _validate_and_save(self, ends: bool) -> None:
-        run, step = self.config.run, self.at.step
-        if (ends and run.eval_every == 0) or (run.eval_every > 0 and step % run.eval_every == 0):
-            self._validate()
-        if (ends and run.save_every == 0) or (run.save_every > 0 and step % run.save_every == 0):
-            self.save()
+    def _due(self, every: int, ends: bool) -> bool:
+        """Whether what is done ``every`` so many steps (0: at the end of an epoch) is due now."""
+        return self.at.step % every == 0 if every else ends
 
     def time_step(self) -> float:
-        """Seconds of a forward and backward pass on the next batch. Nothing of the run changes."""
-        batch = next(iter(self.train_reader.epoch(self.at.epoch, self.at.batch))).to(self.device)
+        """Seconds of a forward and backward pass on the first rows. Nothing of the run changes."""
+        # rows as they lie: a shuffled batch would cost a whole window, and a thread to read it
+        batch = self.train_reader.head().to(self.device)
         with torch.random.fork_rng():
             times = []
             for _ in range(3):
@@ -280,7 +274,8 @@ class Trainer:
 
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
-        checkpoint.load_into(self.out / "best", self.model)
+        best = self.out / "best"
+        checkpoint.load_into(best, checkpoint.read_state(best), self.model)
         scores = self.score("test", self.config.data.limit_test_batches)
         self.report.scores("test", self.at.best_step, scores)
         return scores
@@ -324,9 +319,11 @@ class Trainer:
         else:
             checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
 
-    def restore(self, path: Path) -> None:
-        """Go on from a checkpoint of the same run: same settings, same data."""
-        state = checkpoint.read_state(path)
+    def restore(self, path: Path, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint of the same run: same settings, same data.
+
+        ``state`` is what ``checkpoint.read_state`` returned for it.
+        """
         now = {**self.config.fate(), "fingerprint of the data": self.dataset.fingerprint}
         then = {**state["fate"], "fingerprint of the data": state["dataset"]["fingerprint"]}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}
@@ -336,7 +333,7 @@ class Trainer:
                 f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
                 "anew with --overwrite"
             )
-        checkpoint.load_into(path, self.model, self.optimizers, self.average or ())
+        checkpoint.load_into(path, state, self.model, self.optimizers, self.average or ())
         for name, values in state["schedules"].items():
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]
@@ -417,11 +414,6 @@ def compiled(model: nn.Module, how: str) -> Any:
     if how == "inductor":
         return torch.compile(model)
     raise InputError(f"--compile {how}: not in this version yet; use none or inductor")
-
-
-def limited(batches: int, limit: int) -> int:
-    """``batches``, but at most ``limit`` where that is not 0."""
-    return min(batches, limit) if limit else batches
 
 
 def peak_rss_mb() -> float:

@@ -65,6 +65,11 @@ class Reader:
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
 
+    def head(self) -> Batch:
+        """The split's first rows as they lie, at most a batch of them; checked as all are."""
+        size = min(self.batch_size, len(self.split))
+        return self._read(np.arange(-(-size // self.split.block)), 0, size)
+
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.batch_size
         per_window = max(1, self.window // size)  # whole batches, so that none lies in two windows
@@ -128,6 +133,11 @@ class Reader:
                 f"{self.rows[f]} rows (ids 0 to {self.rows[f] - 1}); preprocess the data again, or "
                 "give the model larger rows"
             )
+
+
+def limited(batches: int, limit: int) -> int:
+    """``batches``, but at most ``limit`` where that is not 0."""
+    return min(batches, limit) if limit else batches
 
 
 def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:

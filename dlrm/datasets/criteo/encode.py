@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dlrm.batch import Batch
@@ -23,21 +22,6 @@ from dlrm.datasets.criteo.vocab import find_keys, vocab_path
 from dlrm.errors import InputError
 
 ENCODE_BYTES = 4 << 20  # of raw text at a time
-
-
-def to_batch(
-    dense: NDArray[np.float32], ids: NDArray[np.int32], label: NDArray[np.float32]
-) -> Batch:
-    """A batch with one id per bag, from dense (B, D), ids (F, B) and label (B,)."""
-    tables, size = ids.shape
-    flat = np.ascontiguousarray(ids, np.int64).reshape(-1)  # table-major
-    offsets = torch.arange(tables)[:, None] * size + torch.arange(size + 1)  # (F, B + 1)
-    return Batch(
-        torch.from_numpy(np.ascontiguousarray(dense)),
-        torch.from_numpy(flat),
-        offsets,
-        torch.from_numpy(np.ascontiguousarray(label, np.float32)),
-    )
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,8 @@ def _cut(piece: tuple[NDArray[Any], ...], start: int, stop: int) -> tuple[NDArra
 
 
 def _batch(piece: tuple[NDArray[Any], ...]) -> tuple[Batch, NDArray[np.int64]]:
-    return to_batch(*piece[:3]), piece[3]
+    dense, ids, label, lines = piece
+    return Batch.one_hot(dense, ids.T, label), lines
 
 
 def _pieces(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
-from dlrm.datasets.criteo.encode import to_batch
 from dlrm.datasets.criteo.format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
 from dlrm.datasets.criteo.hash import hash_file
 from dlrm.errors import InputError
@@ -64,7 +63,7 @@ class CriteoSplit:
             if found == 0:
                 raise InputError(f"{self.path}: was cut short while in use. Preprocess again")
             room, at = room[found:], at + found
-        return to_batch(raw["dense"], raw["ids"].T, raw["label"])
+        return Batch.one_hot(np.ascontiguousarray(raw["dense"]), raw["ids"], raw["label"])
 
     def __del__(self) -> None:
         if self._file >= 0:
