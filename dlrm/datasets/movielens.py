@@ -31,6 +31,7 @@ AGES = (0, 18, 25, 35, 45, 50, 56)  # lower bounds of the buckets, those of Movi
 ZIP_PREFIX = 1  # characters: in the US the first digit is a group of states
 SPLITS = ("random", "time")
 PARTS = ("train", "val", "test")
+ITEM_COLUMNS = ("item", "year")  # the other columns with one id are of the user
 
 
 def load_movielens(
@@ -70,8 +71,8 @@ def load_movielens(
     ratings = read_ratings(find_movielens(folder))
     order = split_order(ratings.time, split)  # (R,)
     cuts = (0, len(order) * 8 // 10, len(order) * 9 // 10, len(order))
-    columns = _columns(ratings, order, cuts[1])
     user, item = ratings.user[order], ratings.item[order]
+    columns = _columns(ratings, user[: cuts[1]], item[: cuts[1]])
     label = ratings.rating[order] >= LIKE  # (R,)
     histories = {}
     for name, key, value, keep in (
@@ -94,9 +95,9 @@ def load_movielens(
         if name not in names:
             raise InputError(f"tables: no {name!r}; there are {', '.join(names)}")
     kept = tuple(name for name in names if name in tables or not tables)
-    rows = _Rows(
-        label.astype(np.float32), user, item, columns, _genres(ratings.items), histories, kept
-    )
+    genres = _genres(ratings.items)
+    ends = (ratings.user_ids, ratings.item_ids)
+    rows = Rows(label.astype(np.float32), user, item, *ends, columns, genres, histories, kept)
     settings: dict[str, object] = {"split": split, "history": history, "lag": lag, "tables": kept}
     settings |= {"like": LIKE, "version": 2}
     return Dataset(
@@ -136,7 +137,7 @@ class MovieLensSplit:
     Bags are made as they are read: written out, the histories would hold some 14 million ids.
     """
 
-    def __init__(self, rows: _Rows, first: int, last: int) -> None:
+    def __init__(self, rows: Rows, first: int, last: int) -> None:
         self.rows, self.first, self.last = rows, first, last
         self.block = 256
 
@@ -151,13 +152,15 @@ class MovieLensSplit:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """All R rows in the order train, val, test."""
+class Rows:
+    """All R rows in the order train, val, test, and what makes batches of any user and item."""
 
     label: np.ndarray  # (R,) f32
     user: np.ndarray  # (R,) i64, position in the user file
     item: np.ndarray  # (R,) i64, position in the item file
-    columns: Mapping[str, tuple[np.ndarray, int]]  # ids (R,) i64 and rows of the table
+    user_ids: Sequence[int]  # by position, ascending
+    item_ids: Sequence[int]
+    columns: Mapping[str, tuple[np.ndarray, int]]  # id of each user or item; rows of the table
     genres: tuple[np.ndarray, np.ndarray, int]  # ids, starts (items + 1,), rows of the table
     histories: Mapping[str, History]
     kept: tuple[str, ...]  # names of the tables that are read
@@ -169,57 +172,63 @@ class _Rows:
         sizes |= {"fans": users, "critics": users}
         return tuple(sizes[name] for name in self.kept)
 
-    def bag(self, name: str, start: int, stop: int) -> Bags:
+    def bag(self, name: str, user: np.ndarray, item: np.ndarray, position: np.ndarray) -> Bags:
+        """The bags of table ``name``; arguments as in `batch`."""
         if name in self.columns:
-            return self.columns[name][0][start:stop], np.ones(stop - start, dtype=np.int64)
-        user, item = self.user[start:stop], self.item[start:stop]
+            entity = item if name in ITEM_COLUMNS else user
+            return self.columns[name][0][entity], np.ones(len(entity), dtype=np.int64)
         if name == "genres":
             return _gather(*self.genres[:2], item)
         ends = (user, item) if name in ("liked", "disliked") else (item, user)
-        found, lengths = self.histories[name].bags(*ends, np.arange(start, stop))
+        found, lengths = self.histories[name].bags(*ends, position)
         return found + 1, lengths
 
-    def read(self, start: int, stop: int) -> Batch:
-        ids, lengths = zip(*(self.bag(name, start, stop) for name in self.kept), strict=True)
-        return Batch.from_bags(
-            np.ones((stop - start, 1), dtype=np.float32),
-            np.stack(lengths),
-            np.concatenate(ids),
-            self.label[start:stop],
+    def batch(
+        self, user: np.ndarray, item: np.ndarray, position: np.ndarray, label: np.ndarray
+    ) -> Batch:
+        """B rows: positions of their users and items, places in the order of the split, labels."""
+        ids, lengths = zip(
+            *(self.bag(name, user, item, position) for name in self.kept), strict=True
         )
+        dense = np.ones((len(user), 1), dtype=np.float32)
+        return Batch.from_bags(dense, np.stack(lengths), np.concatenate(ids), label)
+
+    def read(self, start: int, stop: int) -> Batch:
+        part = slice(start, stop)
+        position = np.arange(start, stop)
+        return self.batch(self.user[part], self.item[part], position, self.label[part])
 
 
-def _columns(ratings: Ratings, order: np.ndarray, train: int) -> dict[str, tuple[np.ndarray, int]]:
-    """The features with one id per row: name to ids (R,) i64 and rows of the table."""
+def _columns(
+    ratings: Ratings, user: np.ndarray, item: np.ndarray
+) -> dict[str, tuple[np.ndarray, int]]:
+    """The features with one id per row: name to the id of each user or item, and table rows.
+
+    user, item: positions (T,) i64 of the training rows.
+    """
     users, items = ratings.users, ratings.items
     ages = np.searchsorted(AGES, [u.age for u in users], side="right")
-    by_user: dict[str, Sequence[object]] = {
+    values: dict[str, Sequence[object]] = {
         "user": ratings.user_ids,
+        "item": ratings.item_ids,
         "age": ages.tolist(),
         "gender": [u.gender for u in users],
         "occupation": [u.occupation for u in users],
         "zip": [u.zip_code[:ZIP_PREFIX] for u in users],
-    }
-    by_item: dict[str, Sequence[object]] = {
-        "item": ratings.item_ids,
         "year": [i.year or None for i in items],
     }
-    values = {name: (v, ratings.user[order]) for name, v in by_user.items()}
-    values |= {name: (v, ratings.item[order]) for name, v in by_item.items()}
-    names = ("user", "item", "age", "gender", "occupation", "zip", "year")
-    return {name: _encode(*values[name], train) for name in names}
+    return {name: _encode(v, item if name in ITEM_COLUMNS else user) for name, v in values.items()}
 
 
-def _encode(values: Sequence[object], entity: np.ndarray, train: int) -> tuple[np.ndarray, int]:
-    """Ids from 1 in sorted order; 0 for None and for what the first ``train`` rows do not have.
+def _encode(values: Sequence[object], train: np.ndarray) -> tuple[np.ndarray, int]:
+    """Ids from 1 in sorted order, one per entity; 0 for None and for what training never sees.
 
-    values: one per entity. entity: (R,) i64, the entity of each row.
+    values: one per entity. train: (T,) i64, the entity of each training row.
     """
     vocabulary = {v: k for k, v in enumerate(sorted(set(values) - {None}), start=1)}  # type: ignore[type-var]
-    of_entity = np.array([vocabulary.get(v, 0) for v in values], dtype=np.int64)
-    ids = of_entity[entity]
+    ids = np.array([vocabulary.get(v, 0) for v in values], dtype=np.int64)
     seen = np.zeros(len(vocabulary) + 1, dtype=bool)
-    seen[ids[:train]] = True
+    seen[ids[train]] = True
     return np.where(seen[ids], ids, 0), len(vocabulary) + 1
 
 
@@ -244,7 +253,7 @@ def _fingerprint(digest: str, settings: Mapping[str, object]) -> str:
 
 
 def _info(
-    rows: _Rows, cuts: Sequence[int], layout: str, settings: Mapping[str, object]
+    rows: Rows, cuts: Sequence[int], layout: str, settings: Mapping[str, object]
 ) -> dict[str, object]:
     info: dict[str, object] = {"layout": layout, **settings}
     for k, part in enumerate(PARTS):

@@ -62,7 +62,7 @@ class Ratings:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """One line of a file, its cells by column name. Every refusal names the file and the line."""
 
     cells: dict[str, str]
@@ -168,7 +168,7 @@ _OFFICIAL_COLUMNS = (
 )
 
 
-def _typed_rows(text: str, path: Path, wanted: tuple[str, ...]) -> Iterator[_Row]:
+def _typed_rows(text: str, path: Path, wanted: tuple[str, ...]) -> Iterator[Row]:
     lines = _lines(text)
     header = next(lines, (1, ""))[1]
     names = [cell.partition(":")[0] for cell in header.split("\t")]
@@ -181,13 +181,13 @@ def _typed_rows(text: str, path: Path, wanted: tuple[str, ...]) -> Iterator[_Row
     yield from _rows(lines, path, names, "\t")
 
 
-def _official_rows(text: str, path: Path, names: tuple[str, ...], separator: str) -> Iterator[_Row]:
+def _official_rows(text: str, path: Path, names: tuple[str, ...], separator: str) -> Iterator[Row]:
     yield from _rows(_lines(text), path, names, separator)
 
 
 def _rows(
     lines: Iterator[tuple[int, str]], path: Path, names: tuple[str, ...] | list[str], separator: str
-) -> Iterator[_Row]:
+) -> Iterator[Row]:
     count = 0
     for number, line in lines:
         cells = line.split(separator)
@@ -197,12 +197,12 @@ def _rows(
                 f"({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
             )
         count += 1
-        yield _Row(dict(zip(names, cells, strict=True)), f"{path}:{number}")
+        yield Row(dict(zip(names, cells, strict=True)), f"{path}:{number}")
     if not count:
         raise InputError(f"{path}: no rows; get the file again")
 
 
-def _entities(rows: Iterator[_Row], key: str, make: Callable[[_Row], T]) -> dict[int, T]:
+def _entities(rows: Iterator[Row], key: str, make: Callable[[Row], T]) -> dict[int, T]:
     """What ``make`` gives for each row, by id, ascending."""
     found: dict[int, T] = {}
     for row in rows:
@@ -213,19 +213,19 @@ def _entities(rows: Iterator[_Row], key: str, make: Callable[[_Row], T]) -> dict
     return dict(sorted(found.items()))
 
 
-def _user(row: _Row) -> User:
+def _user(row: Row) -> User:
     cells = row.cells
     return User(row.whole("age", 0, 150), cells["gender"], cells["occupation"], cells["zip_code"])
 
 
-def _typed_item(row: _Row) -> Item:
+def _typed_item(row: Row) -> Item:
     year = row.cells["release_year"]
     if re.fullmatch(r"\d{4}", year) is None:  # of 1682, one is 'unkonwn' and one is 'V' (video)
         year = _title_year(row.cells["movie_title"])
     return Item(int(year), tuple(sorted(set(row.cells["class"].split()))))
 
 
-def _item(row: _Row) -> Item:
+def _item(row: Row) -> Item:
     for genre in GENRES:
         row.whole(genre, 0, 1)
     # the year in the title is the film's; release_date is often that of the American release
@@ -241,7 +241,7 @@ def _title_year(title: str) -> str:
 
 
 def _interactions(
-    rows: Iterator[_Row], paths: list[Path], users: dict[int, User], items: dict[int, Item]
+    rows: Iterator[Row], paths: list[Path], users: dict[int, User], items: dict[int, Item]
 ) -> np.ndarray:
     """(R, 4) i64: user position, item position, rating, timestamp."""
     position = {
