@@ -1,17 +1,19 @@
 """Score a file: ``python -m dlrm.predict RUN --input FILE --out scores.csv``.
 
 What FILE is follows from what the model was trained on: raw Criteo rows, 39 columns, or 40 with a
-label. Without ``--input``, a part of the training data is scored.
-The output is CSV: the place of the row, its probability, and its label where there is one.
+label; or MovieLens pairs, with the header ``user_id,item_id``. Without ``--input``, a part of the
+data is scored. The output is CSV: the place of the row, its probability, and its label where there
+is one.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +44,25 @@ def predict(
     """Score ``file``, or a part of the training data, into the CSV ``out``.
 
     data_dir: the folder that gives ids their meaning, if it is no longer where it was in training.
-    Returns the number of rows, and of bad rows left out. Raises InputError, and leaves no output.
+    Returns the number of rows, of bad rows left out, and of unknown users and items where there are
+    such. Raises InputError, and leaves no output.
     """
     out = Path(out)
     if out.exists() and not out.is_file():
         raise InputError(f"--out: {out} is not a regular file; name a CSV file to write")
+    if file and not os.path.exists(file):
+        raise InputError(f"--input: there is no file {file}")
+    if file and os.path.isdir(file):
+        raise InputError(f"--input: {file} is a folder; name a file to score")
     if file and out.exists() and os.path.samefile(out, file):
         raise InputError(f"--out: {out} is the input; name another file")
     model, state = load_model(path)
     if file:
-        source, skipped = _file_batches(state, model, file, data_dir, bad_rows)
+        source, counts = _file_batches(state, model, file, data_dir, bad_rows)
         header = "line"
     else:
         dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
-        source, skipped = _number(iter(Reader.of(dataset, part, 4096))), {"bad_rows": 0}
+        source, counts = _number(iter(Reader.of(dataset, part, 4096))), dict
         header = "row"
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".partial-{out.name}")
@@ -66,7 +73,7 @@ def predict(
         os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
-    return {"rows": rows, **skipped}
+    return {"rows": rows, "bad_rows": 0, **counts()}
 
 
 def _write(model: DLRM, source: Iterator[Numbered], path: Path, header: str, quiet: bool) -> int:
@@ -103,23 +110,25 @@ def _number(batches: Iterator[Batch]) -> Iterator[Numbered]:
 
 def _file_batches(
     state: dict[str, Any], model: DLRM, file: str, data_dir: str, bad_rows: str
-) -> tuple[Iterator[Numbered], dict[str, int]]:
-    """Batches of a file, encoded as the training data were; and a count filled while it is read."""
+) -> tuple[Iterator[Numbered], Callable[[], dict[str, int]]]:
+    """Batches of a file, encoded as the training data were; and the counts once it is read."""
     name = state["source"]["data"]
-    dataset_of(state, model, {"input": data_dir} if data_dir else {})  # refuses other vocabularies
-    skipped = {"bad_rows": 0}
+    # refuses other vocabularies
+    dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
     if name == "criteo":
         from dlrm.datasets.criteo.encode import encode_lines
         from dlrm.datasets.criteo.report import BadRows
 
         folder = data_dir or state["source"]["input"]
         report = BadRows([file])
+        lines = encode_lines(file, folder, bad_rows=bad_rows, report=report)
+        return lines, lambda: {"bad_rows": report.total}
+    if name == "movielens":
+        from dlrm.datasets.movielens_pairs import PairCounts, encode_pairs
 
-        def criteo() -> Iterator[Numbered]:
-            yield from encode_lines(file, folder, bad_rows=bad_rows, report=report)
-            skipped["bad_rows"] = report.total
-
-        return criteo(), skipped
+        counts = PairCounts()
+        pairs = encode_pairs(file, dataset, bad_rows=bad_rows, counts=counts)
+        return pairs, lambda: dataclasses.asdict(counts)
     raise InputError(f"--input: a model of {name} data has no file format; leave it out")
 
 
@@ -131,11 +140,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flags.add_argument("checkpoint", help="a run's --out (its best weights), or a checkpoint")
-    flags.add_argument("--input", default="", help="a file of raw Criteo rows")
+    flags.add_argument(
+        "--input", default="", help="a file of raw Criteo rows, or of MovieLens pairs"
+    )
     flags.add_argument("--part", default="test", help="without --input: this part of the data")
     flags.add_argument("--out", required=True, help="CSV file to write")
     flags.add_argument("--data-dir", default="", help="training data, if they have moved")
-    flags.add_argument("--bad-rows", choices=["error", "skip"], default="error", help="raw Criteo")
+    flags.add_argument("--bad-rows", choices=["error", "skip"], default="error", help="in --input")
     flags.add_argument("--quiet", action=argparse.BooleanOptionalAction, default=False)
     return flags
 
@@ -148,8 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = predict(
             o.checkpoint, o.out, o.input, o.part, o.data_dir, o.bad_rows, quiet=o.quiet
         )
-        left_out = f", {result['bad_rows']:,} bad rows left out" if result["bad_rows"] else ""
-        print(f"written: {o.out} ({result['rows']:,} rows{left_out})")
+        said = [f"{result['rows']:,} rows"]
+        for name, text in (
+            ("bad_rows", "bad rows left out"),
+            ("unknown_users", "of users that training never saw"),
+            ("unknown_items", "of items that training never saw"),
+        ):
+            said += [f"{result[name]:,} {text}"] if result.get(name) else []
+        print(f"written: {o.out} ({', '.join(said)})")
         return 0
 
     return cli.run(command)
