@@ -6,3 +6,7 @@ torch cannot be imported. Import what you need from its modules: `dlrm.config`, 
 """
 
 __version__ = "0.1.0"
+
+from dlrm.startup import prepare as _prepare
+
+_prepare()

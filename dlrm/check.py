@@ -339,17 +339,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m dlrm.check", description="Say what this machine has and what is missing."
     )
     parser.add_argument("--json", action="store_true", help="print the items as one JSON object")
-    arguments = parser.parse_args(argv)
+    return run(lambda: _check(parser.parse_args(argv).json))
+
+
+def _check(as_json: bool) -> int:
     items = []
     for item in run_checks():
         items.append(item)
-        if not arguments.json:
+        if not as_json:
             print(f"{item.status:8} {item.name:18} {item.found}", flush=True)
             if item.mend:
                 print(f"{'':8} {'':18} mend: {item.mend}", flush=True)
     runs = all(item.status != "failed" for item in items)
     warnings = sum(item.status == "warning" for item in items)
-    if arguments.json:
+    if as_json:
         print(json.dumps({"ok": runs, "items": [dataclasses.asdict(i) for i in items]}, indent=2))
     elif runs:
         print(f"The main job can run ({warnings} warnings).")
@@ -359,4 +362,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(main())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dlrm import startup
 from dlrm.errors import InputError
 
 
@@ -120,9 +121,16 @@ def _value(value: Any) -> str:
 
 
 def run(command: Callable[[], int]) -> int:
-    """Run a command: bad input is one line on stderr and status 2, never a traceback."""
+    """Run a command: bad input is one line on stderr and status 2, never a traceback.
+
+    Ctrl-C is one line too, and status 130.
+    """
     try:
+        startup.interruptible()
         return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

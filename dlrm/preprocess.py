@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from dlrm import cli
 from dlrm.datasets.criteo.format import PARTS, SPLITS, TRANSFORMS, CriteoSettings
 from dlrm.datasets.criteo.pool import WorkerDied
 from dlrm.datasets.criteo.prepare import Prepared, preprocess_criteo
@@ -118,45 +119,52 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, 2 for refused input, 1 or 130 if cut off."""
-    args = parser().parse_args(argv)
-    try:
-        if args.hash_rows is not None or args.vocab_from is not None:
-            chosen = "--hash-rows" if args.hash_rows is not None else "--vocab-from"
-            for flag in ("vocab_threshold", "vocab_rows"):
-                if getattr(args, flag) is not None:
-                    name = "--" + flag.replace("_", "-")
-                    raise InputError(f"{name} has no effect with {chosen}: leave out one of them")
-        defaults = CriteoSettings()
-        settings = CriteoSettings(
-            vocab_threshold=(
-                defaults.vocab_threshold if args.vocab_threshold is None else args.vocab_threshold
-            ),
-            vocab_rows=args.vocab_rows or defaults.vocab_rows,
-            hash_rows=args.hash_rows,
-            vocab_from=args.vocab_from,
-            dense_transform=args.dense_transform,
-            bad_rows=args.bad_rows,
-            split=args.split,
-            fractions=tuple(args.fractions),
-            split_seed=args.split_seed,
-        )
-        prepared = preprocess_criteo(
-            args.input,
-            args.out,
-            settings,
-            workers=args.workers,
-            force=args.force,
-            quiet=args.quiet,
-        )
-    except (InputError, WorkerDied) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 1
-    except KeyboardInterrupt:
-        print("interrupted. The same command goes on where it stopped", file=sys.stderr)
-        return 130
-    if not args.quiet:
-        print(summary(prepared))
-    return 0
+
+    def command() -> int:
+        args = parser().parse_args(argv)
+        try:
+            prepared = preprocess_criteo(
+                args.input,
+                args.out,
+                _settings(args),
+                workers=args.workers,
+                force=args.force,
+                quiet=args.quiet,
+            )
+        except WorkerDied as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("interrupted. The same command goes on where it stopped", file=sys.stderr)
+            return 130
+        if not args.quiet:
+            print(summary(prepared))
+        return 0
+
+    return cli.run(command)
+
+
+def _settings(args: argparse.Namespace) -> CriteoSettings:
+    if args.hash_rows is not None or args.vocab_from is not None:
+        chosen = "--hash-rows" if args.hash_rows is not None else "--vocab-from"
+        for flag in ("vocab_threshold", "vocab_rows"):
+            if getattr(args, flag) is not None:
+                name = "--" + flag.replace("_", "-")
+                raise InputError(f"{name} has no effect with {chosen}: leave out one of them")
+    defaults = CriteoSettings()
+    return CriteoSettings(
+        vocab_threshold=(
+            defaults.vocab_threshold if args.vocab_threshold is None else args.vocab_threshold
+        ),
+        vocab_rows=args.vocab_rows or defaults.vocab_rows,
+        hash_rows=args.hash_rows,
+        vocab_from=args.vocab_from,
+        dense_transform=args.dense_transform,
+        bad_rows=args.bad_rows,
+        split=args.split,
+        fractions=tuple(args.fractions),
+        split_seed=args.split_seed,
+    )
 
 
 def summary(prepared: Prepared) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm import cli
 from dlrm.batch import Batch
 from dlrm.datasets import draws
 from dlrm.datasets.base import Dataset
@@ -130,16 +131,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="compare, write nothing; 1 if it differs"
     )
-    args = parser.parse_args(argv)
-    try:
+
+    def command() -> int:
+        args = parser.parse_args(argv)
         if args.check:
             return _check(args.out)
         content = write_sample(args.out)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{args.out}: {ROWS} rows, {len(content)} bytes, SHA-256 {_digest(content)}")
-    return 0
+        print(f"{args.out}: {ROWS} rows, {len(content)} bytes, SHA-256 {_digest(content)}")
+        return 0
+
+    return cli.run(command)
 
 
 def _check(out: Path) -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm import cli
 from dlrm.datasets import draws
 from dlrm.datasets.distances import COLD, StackDistances
 from dlrm.datasets.lru import LRUStack
@@ -239,12 +240,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure = commands.add_parser("measure", help="print stack distances and LRU hit rates")
     measure.add_argument("trace", type=Path, help="a .npy file of ids")
     measure.set_defaults(run=_measure)
-    args = parser.parse_args(argv)
-    try:
+
+    def command() -> int:
+        args = parser.parse_args(argv)
         return args.run(args)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+    return cli.run(command)
 
 
 if __name__ == "__main__":

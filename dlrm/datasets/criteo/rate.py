@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm import cli
 from dlrm.datasets.criteo.format import D, F, read_meta
 from dlrm.datasets.criteo.parse import mix
 from dlrm.datasets.criteo.prepare import usable_cores
@@ -179,16 +180,21 @@ def _lines(rng: np.random.Generator, rows: int) -> bytes:
     return matrix[matrix > 0].tobytes()
 
 
-def main() -> None:
+def main() -> int:
     """Measure the file named on the command line, or a made one."""
-    if len(sys.argv) > 1:
-        measure(sys.argv[1])
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "criteo_like.tsv"
-        make_file(path, 2_000_000)
-        measure(path)
+
+    def command() -> int:
+        if len(sys.argv) > 1:
+            measure(sys.argv[1])
+            return 0
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "criteo_like.tsv"
+            make_file(path, 2_000_000)
+            measure(path)
+        return 0
+
+    return cli.run(command)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

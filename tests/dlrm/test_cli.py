@@ -1,0 +1,81 @@
+"""What all commands share: Ctrl-C at any time, errors of the system."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlrm import benchmark, check, evaluate, export, predict, preprocess, train
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = """
+import pathlib, time
+pathlib.Path({flag!r}).touch()
+try:
+    time.sleep(60)
+except BaseException:
+    raise ImportError("as torch says it when its own import is interrupted") from None
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        *((name, "torch") for name in ("train", "evaluate", "predict", "export", "benchmark")),
+        *((name, "numpy") for name in ("preprocess", "datasets.sample", "datasets.trace")),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported_is_one_line(module, slow, tmp_path):
+    flag = tmp_path / "importing"
+    (tmp_path / f"{slow}.py").write_text(HOSTILE.format(flag=str(flag)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"dlrm.{module}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not flag.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "interrupted\n")
+    assert process.returncode == 130
+
+
+def stop(*args: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("module", "where", "flags"),
+    [
+        (train, "load_dataset", ["--data", "synthetic", "--out", "OUT"]),
+        (evaluate, "resolve", ["RUN"]),
+        (predict, "load_model", ["RUN", "--out", "OUT"]),
+        (export, "load_model", ["RUN", "--out", "OUT"]),
+        (benchmark, "loop_table", ["loop"]),
+        (preprocess, "preprocess_criteo", ["--input", "x", "--out", "OUT"]),
+        (check, "run_checks", []),
+    ],
+)
+def test_an_interrupt_of_a_command_is_one_line(module, where, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, where, stop)
+    assert module.main([str(tmp_path / f) if f == "OUT" else f for f in flags]) == 130
+    error = capsys.readouterr().err
+    assert error.startswith("interrupted") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_package_elsewhere_leaves_ctrl_c_alone():
+    code = (
+        "import signal, dlrm.train; "
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
