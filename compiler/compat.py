@@ -1,0 +1,43 @@
+"""Every import from PyTorch that is not public, in one place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+
+__all__ = ["aot_autograd", "decompositions", "is_dense", "min_cut_rematerialization_partition"]
+
+aten = torch.ops.aten
+
+# computed by PyTorch itself: the same random numbers as in eager mode, or better kernels than loops
+_KEPT = (
+    *("bernoulli", "embedding_dense_backward", "_embedding_bag", "native_dropout"),
+    *("index_add", "index_put", "_unsafe_index_put", "index_copy", "scatter", "scatter_add"),
+    *("nll_loss_forward", "nll_loss_backward"),
+)
+_MORE = (
+    aten.native_layer_norm_backward, aten.native_group_norm, aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional, aten.native_batch_norm, aten.addcmul, aten.addcdiv,
+    aten.tril, aten.triu, aten.sigmoid_backward, aten.tanh_backward, aten.threshold_backward,
+    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.gelu_backward,
+    aten.split_with_sizes, aten.select_backward, aten.slice_backward, aten.log_sigmoid_forward,
+    aten.linalg_vector_norm, aten.isneginf, aten.isposinf,
+)  # fmt: skip
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """How operations are made of simpler ones before lowering."""
+    table = {**core_aten_decompositions(), **get_decompositions(_MORE)}
+    return {
+        op: made
+        for op, made in table.items()
+        if op.name().split("::")[1].split(".")[0] not in _KEPT
+    }

@@ -1,0 +1,137 @@
+"""A graph being lowered: its buffers, and the operations that fill them, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sympy import sympify
+
+from compiler.ir import (
+    Buffer,
+    Index,
+    Integer,
+    Layout,
+    LoopOp,
+    Sizes,
+    Value,
+    contiguous,
+    loops,
+)
+
+
+@dataclass(eq=False)
+class KernelOp:
+    """A call of a hand-written kernel.
+
+    ``emit(code, problem)`` appends the C++ of the call; ``kernels`` are the entry points it uses.
+    """
+
+    name: str
+    inputs: list[Layout]
+    outputs: list[Layout]
+    kernels: list[str]
+    emit: Callable[[Any, int], None]
+    note: str = ""
+
+    def reads(self) -> list[Buffer]:
+        return list(dict.fromkeys(layout.buffer for layout in self.inputs))
+
+    def writes(self) -> list[Buffer]:
+        return list(dict.fromkeys(layout.buffer for layout in self.outputs))
+
+    def __str__(self) -> str:
+        ins = ", ".join(layout.buffer.name for layout in self.inputs)
+        outs = ", ".join(buffer.name for buffer in self.writes())
+        return f"{outs} = {self.name}({ins})"
+
+
+@dataclass(eq=False)
+class FallbackOp:
+    """An ATen operation called as it is. ``args`` hold Layouts and sizes where tensors were."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[Layout]
+    outputs: list[Buffer | None]  # None: not used
+    returns_many: bool
+    note: str = ""
+
+    def reads(self) -> list[Buffer]:
+        return list(dict.fromkeys(layout.buffer for layout in self.inputs))
+
+    def writes(self) -> list[Buffer]:
+        return [buffer for buffer in self.outputs if buffer is not None]
+
+    def __str__(self) -> str:
+        ins = ", ".join(layout.buffer.name for layout in self.inputs)
+        outs = ", ".join(buffer.name for buffer in self.writes())
+        return f"{outs} = {self.target}({ins})  # as PyTorch computes it"
+
+
+Operation = LoopOp | KernelOp | FallbackOp
+
+
+@dataclass(eq=False)
+class Graph:
+    """What lowering makes of an FX graph."""
+
+    inputs: list[Buffer | Index | None] = field(default_factory=list)  # None: not used
+    outputs: list[Layout | Index | None] = field(default_factory=list)
+    ops: list[Operation] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
+    inlining: bool = True
+    _count: int = 0
+
+    def buffer(
+        self, dtype: torch.dtype, size: Sizes, stride: Sizes | None = None, note: str = ""
+    ) -> Buffer:
+        """A new buffer, row-major unless ``stride`` says otherwise."""
+        name = f"buf{self._count}"
+        self._count += 1
+        return Buffer(name, dtype, tuple(size), stride or contiguous(size), note=note)
+
+    def realize(self, value: Value, note: str = "", stride: Sizes | None = None) -> Layout:
+        """The value in memory: where it is already, or in a new buffer."""
+        if value.layout is not None:
+            return value.layout
+        buffer = self.buffer(value.dtype, value.size, stride, note)
+        self.store(value, buffer.layout(), note)
+        return buffer.layout()
+
+    def store(self, value: Value, target: Layout, note: str = "") -> None:
+        """Write the value into ``target``, of the same size."""
+        index, outer = loops("i", value.size)
+        self.ops.append(
+            LoopOp(target.buffer, target.index(index), outer, value.fn(index), note=note)
+        )
+
+    def dense(self, value: Value, note: str = "") -> Layout:
+        """The value row-major and without gaps, as views and kernels want it."""
+        layout = self.realize(value, note)
+        if layout.is_contiguous():
+            return layout
+        return self.realize(Value(value.dtype, value.size, layout.value().fn), note)
+
+    def rows(self, value: Value, note: str = "") -> Layout:
+        """A matrix whose rows may lie apart, but not the numbers of a row."""
+        layout = self.realize(value, note)
+        if layout.stride[-1] == 1 or layout.size[-1] == 1:
+            return layout
+        return self.dense(value, note)
+
+
+def sizes(shape: Sequence[int | torch.SymInt]) -> Sizes:
+    """Sizes or strides as index expressions."""
+    return tuple(size(n) for n in shape)
+
+
+def size(n: int | torch.SymInt) -> Index:
+    """A number of elements, perhaps symbolic, as an index expression."""
+    if isinstance(n, torch.SymInt):
+        return sympify(n.node.expr)
+    return Integer(n)

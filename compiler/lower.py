@@ -1,0 +1,231 @@
+"""Lowering: an FX graph of ATen operations to the loop IR.
+
+Each node becomes a ``Value``, or an operation that fills a buffer. A value is realized when the
+graph returns it, when a kernel or an ATen call reads it, or when computing it at each of its uses
+would cost more than storing it once (``_worth_storing``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiler import compat
+from compiler.graph import FallbackOp, Graph, size, sizes
+from compiler.ir import Buffer, Const, Layout, Load, LoopOp, Number, Op, Value, loops, walk
+
+aten = torch.ops.aten
+Lower = Callable[..., Any]
+LOWERINGS: dict[Any, Lower] = {}
+
+MOST_LOADS, MOST_NODES = 24, 96  # of one expression
+COSTLY = {
+    *("exp", "log", "log1p", "expm1", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "sin", "cos"),
+    *("pow", "div", "sqrt", "rsqrt", "silu", "softplus", "div_floor", "mod_floor", "atan2"),
+}
+
+
+def lowers(*targets: Any) -> Callable[[Lower], Lower]:
+    """Register a function ``(graph, node, *args, **kwargs)`` as the lowering of operations."""
+
+    def register(function: Lower) -> Lower:
+        for target in targets:
+            LOWERINGS[target] = function
+        return function
+
+    return register
+
+
+def lower(gm: fx.GraphModule, inlining: bool = True) -> Graph:
+    """The graph's operations in the loop IR. ``inlining=False`` stores every intermediate."""
+    import compiler.lowerings  # noqa: F401  # fills LOWERINGS
+
+    graph = Graph(inlining=inlining)
+    env: dict[fx.Node, Any] = {}
+    copies: list[tuple[Layout, Value]] = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = _input(graph, node)
+        elif node.op == "get_attr":
+            env[node] = _constant(graph, gm, node)
+        elif node.op == "output":
+            returned = fx.node.map_arg(node.args[0], lambda n: env[n])
+            _finish(graph, returned, node, copies)
+        elif node.target is aten.copy_.default:  # AOTAutograd puts these last
+            target, source = env[node.args[0]], env[node.args[1]]
+            copies.append((target.layout, _alike(source, target)))
+            env[node] = target
+        else:
+            env[node] = _call(graph, node, env)
+    return graph
+
+
+def _input(graph: Graph, node: fx.Node) -> Any:
+    found = node.meta.get("val")
+    if isinstance(found, torch.Tensor):
+        name = node.name
+        buffer = Buffer(
+            name, found.dtype, sizes(found.shape), sizes(found.stride()), "input", note=name
+        )
+        graph.inputs.append(buffer)
+        return buffer.value()
+    if isinstance(found, torch.SymInt | int) and not isinstance(found, bool):
+        graph.inputs.append(size(found))
+        return size(found)
+    graph.inputs.append(None)
+    return found
+
+
+def _constant(graph: Graph, gm: fx.GraphModule, node: fx.Node) -> Any:
+    found: Any = gm
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    if not isinstance(found, torch.Tensor):
+        return found
+    name = f"constant{len(graph.constants)}"
+    graph.constants[name] = found
+    return Buffer(name, found.dtype, sizes(found.shape), sizes(found.stride()), "constant").value()
+
+
+def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    args = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    found = node.meta.get("val")
+    if isinstance(found, torch.SymInt | int) and not isinstance(found, bool):
+        return size(found)  # sizes and what is computed from them
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    lowering = LOWERINGS.get(node.target)
+    result = NotImplemented
+    if lowering is not None and supported(node):
+        result = lowering(graph, node, *args, **kwargs)
+    if result is NotImplemented:
+        why = "no lowering" if lowering is None else "not for these types or arguments"
+        return fallback(graph, node, args, kwargs, why)
+    if isinstance(result, Value):
+        return _settle(graph, node, result)
+    return result
+
+
+def supported(node: fx.Node) -> bool:
+    """Dense CPU tensors of types that the generated code knows."""
+    from compiler.codegen.types import CTYPES
+
+    def good(found: Any) -> bool:
+        if isinstance(found, list | tuple):
+            return all(map(good, found))
+        if not isinstance(found, torch.Tensor):
+            return True
+        return (
+            found.layout == torch.strided
+            and found.device.type == "cpu"
+            and found.dtype in CTYPES
+            and not found.is_quantized
+            and not found.is_conj()
+            and not found.is_neg()
+        )
+
+    return all(good(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+
+
+def _settle(graph: Graph, node: fx.Node, value: Value) -> Value:
+    """The value as it is, or realized where that is worth it."""
+    if value.layout is not None:
+        return value
+    if not graph.inlining or _worth_storing(value, len(node.users)):
+        return graph.realize(value, note=node.name).value()
+    return value
+
+
+def _worth_storing(value: Value, users: int) -> bool:
+    index, _ = loops("i", value.size)
+    loads = nodes = 0
+    costly = False
+    for expr in walk(value.fn(index)):
+        nodes += 1
+        loads += isinstance(expr, Load)
+        costly = costly or (isinstance(expr, Op) and expr.name in COSTLY)
+        if nodes > MOST_NODES or loads > MOST_LOADS:
+            return True
+    return users > 1 and (costly or nodes > 6 or loads > 2)
+
+
+def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> Any:
+    """Call the ATen operation itself."""
+    graph.fallbacks.setdefault(str(node.target), why)
+    inputs: list[Layout] = []
+
+    def in_memory(value: Any) -> Any:
+        if isinstance(value, Value):
+            layout = graph.realize(value)
+            inputs.append(layout)
+            return layout
+        if isinstance(value, list | tuple):
+            return type(value)(in_memory(v) for v in value)
+        return value
+
+    args, kwargs = in_memory(tuple(args)), {k: in_memory(v) for k, v in kwargs.items()}
+    found = node.meta.get("val")
+    many = isinstance(found, list | tuple)
+    outputs: list[Buffer | None] = []
+    for one in found if many else [found]:
+        if isinstance(one, torch.Tensor):
+            buffer = graph.buffer(one.dtype, sizes(one.shape), sizes(one.stride()), note=node.name)
+            outputs.append(buffer)
+        else:
+            outputs.append(None)
+    graph.ops.append(FallbackOp(node.target, args, kwargs, inputs, outputs, many, note=node.name))
+    values = [None if b is None else b.value() for b in outputs]
+    return values if many else values[0]
+
+
+def _alike(source: Value, target: Value) -> Value:
+    """A copy's source with the type and shape of its target."""
+    from compiler.lowerings.pointwise import broadcast, cast
+
+    return cast(broadcast(source, target.size), target.dtype)
+
+
+def _finish(graph: Graph, returned: Any, node: fx.Node, copies: list[tuple[Layout, Value]]) -> None:
+    """Put the outputs into memory, then the graph's changes of its own inputs, all at the end."""
+    names = [n.name if isinstance(n, fx.Node) else "" for n in node.args[0]]
+    metas = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[0]]
+    sources = [graph.realize(s) if _read_elsewhere(s, t) else s for t, s in copies]
+    for value, name, meta in zip(returned, names, metas, strict=True):
+        graph.outputs.append(_output(graph, value, name, meta))
+    for (target, _), source in zip(copies, sources, strict=True):
+        value = source.value() if isinstance(source, Layout) else source
+        graph.store(value, target, note=f"{target.buffer.name} changed in place")
+
+
+def _output(graph: Graph, value: Any, name: str, meta: Any) -> Any:
+    if not isinstance(value, Value):
+        return value
+    if value.layout is None:
+        stride = sizes(meta.stride()) if _fills(meta) else None
+        value = graph.realize(value, note=name, stride=stride).value()
+    return value.layout
+
+
+def _fills(meta: Any) -> bool:
+    """Whether the strides of an output leave no gap and no overlap, so that memory of its own fits."""
+    return isinstance(meta, torch.Tensor) and compat.is_dense(meta)
+
+
+def _read_elsewhere(source: Value, target: Layout) -> bool:
+    """Whether storing the source into the target would change what is still to be read."""
+    if source.layout is not None:
+        return source.layout.buffer.kind == "input"
+    index, _ = loops("i", source.size)
+    loads = [e for e in walk(source.fn(index)) if isinstance(e, Load)]
+    mutable = [load for load in loads if load.buffer.kind == "input"]
+    return any(
+        load.buffer is not target.buffer or load.index != target.index(index) for load in mutable
+    )
+
+
+__all__ = ["LOWERINGS", "Const", "Graph", "LoopOp", "Number", "fallback", "lower", "lowers"]

@@ -1,0 +1,1 @@
+"""Fused operations as calls of the hand-written kernels."""

@@ -1,0 +1,1 @@
+"""Matrix products as calls of the GEMM kernel."""

@@ -1,0 +1,315 @@
+"""Pointwise operations: each element of the result from the same element of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiler.codegen.types import computed
+from compiler.graph import Graph, sizes
+from compiler.ir import Cast, Const, Expr, Index, Integer, Number, Op, Value
+from compiler.lower import aten, lowers
+
+prims = torch.ops.prims
+
+
+def broadcast(value: Value, size: Sequence[Index]) -> Value:
+    """The value expanded to ``size``, as NumPy broadcasts."""
+    size = tuple(size)
+    if value.size == size:
+        return value
+    lead = len(size) - len(value.size)
+    own = value.size
+
+    def place(at: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(
+            Integer(0) if n == 1 and wanted != 1 else i
+            for i, n, wanted in zip(at[lead:], own, size[lead:], strict=True)
+        )
+
+    return value.view(size, place)
+
+
+def as_expr(expr: Expr, dtype: torch.dtype) -> Expr:
+    """The expression in the type that ``dtype`` is computed in."""
+    wanted = computed(dtype)
+    if computed(expr.dtype) == wanted:
+        return expr
+    if isinstance(expr, Const):
+        return constant(expr.value, wanted)
+    if isinstance(expr, Number):
+        return Number(expr.index, wanted) if wanted != torch.bool else Cast(expr, wanted)
+    return Cast(expr, wanted)
+
+
+def constant(value: Any, dtype: torch.dtype) -> Expr:
+    """A Python number, or a size."""
+    dtype = computed(dtype)
+    if isinstance(value, Index) and not isinstance(value, Integer):
+        return Number(value, dtype)
+    if isinstance(value, Integer):
+        value = int(value)
+    if dtype == torch.bool:
+        return Const(bool(value), dtype)
+    if dtype.is_floating_point:
+        return Const(float(value), dtype)
+    return Const(int(value), dtype)
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """The value converted, rounded where the type is narrower."""
+    if value.dtype == dtype:
+        return value
+    if dtype == torch.bfloat16:
+        return value.map(lambda e: Cast(as_expr(e, torch.float32), torch.bfloat16), dtype)
+    return value.map(lambda e: as_expr(e, dtype), dtype)
+
+
+def full(value: Any, size: Sequence[Index], dtype: torch.dtype) -> Value:
+    """A value that is the same everywhere."""
+    return Value(dtype, tuple(size), lambda at: constant(value, dtype))
+
+
+def combine(name: str, args: Sequence[Any], size: Any, dtype: torch.dtype, inner: Any) -> Value:
+    """``Op(name)`` of values and numbers, each first cast to ``inner``."""
+    functions = []
+    for arg in args:
+        if isinstance(arg, Value):
+            functions.append(broadcast(arg, size).fn)
+        else:
+            functions.append(lambda at, arg=arg: constant(arg, inner))
+    result = torch.bool if dtype == torch.bool else computed(dtype)
+
+    def fn(at: tuple[Index, ...]) -> Expr:
+        return Op(name, tuple(as_expr(f(at), inner) for f in functions), result)
+
+    return Value(dtype, tuple(size), fn)
+
+
+def shape_of(node: fx.Node) -> Any:
+    return sizes(node.meta["val"].shape)
+
+
+def promoted(node: fx.Node) -> torch.dtype:
+    """The type in which the arguments of a comparison meet."""
+    metas = []
+    for arg in node.args:
+        if isinstance(arg, fx.Node):
+            metas.append(arg.meta["val"])
+        elif isinstance(arg, bool | int | float):
+            metas.append(arg)
+    if len(metas) == 1:
+        return metas[0].dtype
+    if any(isinstance(m, torch.Tensor) for m in metas):
+        return torch.result_type(metas[0], metas[1])
+    return torch.float32
+
+
+def _pointwise(graph: Graph, node: fx.Node, name: str, args: Sequence[Any]) -> Value:
+    dtype = node.meta["val"].dtype
+    return combine(
+        name, args, shape_of(node), dtype, dtype if dtype != torch.bool else promoted(node)
+    )
+
+
+# ATen operations that are one operation of codegen's table, by its name
+UNARY = (
+    *("abs", "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt"),
+    *("reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh"),
+    *("acosh", "atanh", "erf", "erfc", "sigmoid", "relu", "floor", "ceil", "trunc", "sign"),
+    *("isnan", "isinf", "bitwise_not", "logical_not", "silu", "signbit", "sgn"),
+)
+BINARY = {
+    "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum.default": "maximum",
+    "minimum.default": "minimum", "fmax.default": "fmax", "fmin.default": "fmin",
+    "atan2.default": "atan2", "fmod.Tensor": "fmod", "fmod.Scalar": "fmod",
+    "remainder.Tensor": "mod_floor", "remainder.Scalar": "mod_floor",
+    "eq.Tensor": "eq", "eq.Scalar": "eq", "ne.Tensor": "ne", "ne.Scalar": "ne",
+    "lt.Tensor": "lt", "lt.Scalar": "lt", "le.Tensor": "le", "le.Scalar": "le",
+    "gt.Tensor": "gt", "gt.Scalar": "gt", "ge.Tensor": "ge", "ge.Scalar": "ge",
+    "logical_and.default": "logical_and", "logical_or.default": "logical_or",
+    "logical_xor.default": "logical_xor", "bitwise_and.Tensor": "bitwise_and",
+    "bitwise_and.Scalar": "bitwise_and", "bitwise_or.Tensor": "bitwise_or",
+    "bitwise_or.Scalar": "bitwise_or", "bitwise_xor.Tensor": "bitwise_xor",
+    "bitwise_xor.Scalar": "bitwise_xor", "hypot.default": "hypot", "copysign.Tensor": "copysign",
+    "copysign.Scalar": "copysign", "floor_divide.default": "div_floor",
+}  # fmt: skip
+
+
+def _register() -> None:
+    for name in UNARY:
+        lowers(getattr(aten, name).default)(
+            lambda graph, node, x, name=name: _pointwise(graph, node, name, [x])
+        )
+    for target, name in BINARY.items():
+        packet, overload = target.split(".")
+        lowers(getattr(getattr(aten, packet), overload))(
+            lambda graph, node, a, b, name=name: _pointwise(graph, node, name, [a, b])
+        )
+
+
+_register()
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(graph: Graph, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Value:
+    return _scaled(graph, node, "add", a, b, alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(graph: Graph, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Value:
+    return _scaled(graph, node, "sub", a, b, alpha)
+
+
+def _scaled(graph: Graph, node: fx.Node, name: str, a: Any, b: Any, alpha: Any) -> Value:
+    dtype = node.meta["val"].dtype
+    if dtype == torch.bool:
+        name = {"add": "logical_or", "sub": "logical_xor"}[name]
+    if alpha != 1:
+        if not isinstance(b, Value):
+            b = full(b, (), dtype)
+        b = combine("mul", [b, alpha], b.size, dtype, dtype)
+    return combine(name, [a, b], shape_of(node), dtype, dtype)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(graph: Graph, node: fx.Node, a: Any, b: Any) -> Value:
+    return _pointwise(graph, node, "div", [a, b])
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(graph: Graph, node: fx.Node, a: Any, b: Any, rounding_mode: Any = None) -> Value:
+    name = {None: "div", "floor": "div_floor", "trunc": "div_trunc"}[rounding_mode]
+    return _pointwise(graph, node, name, [a, b])
+
+
+@lowers(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(graph: Graph, node: fx.Node, a: Any, b: Any) -> Any:
+    dtype = node.meta["val"].dtype
+    size = shape_of(node)
+    if not isinstance(b, Value) and b in (1, 2, 3, 0.5, -0.5, -1) and dtype.is_floating_point:
+        if b in (0.5, -0.5, -1):
+            name = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}[b]
+            return combine(name, [a], size, dtype, dtype)
+        result = a
+        for _ in range(int(b) - 1):
+            result = combine("mul", [result, a], size, dtype, dtype)
+        return cast(result, dtype)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    return combine("pow", [a, b], size, dtype, dtype)
+
+
+@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(graph: Graph, node: fx.Node, condition: Any, a: Any, b: Any) -> Value:
+    return select(condition, a, b, shape_of(node), node.meta["val"].dtype)
+
+
+def select(condition: Value, a: Any, b: Any, size: Any, dtype: torch.dtype) -> Value:
+    """``a`` where the condition holds, else ``b``."""
+    parts = [x if isinstance(x, Value) else full(x, (), dtype) for x in (a, b)]
+    test, yes, no = (broadcast(x, size).fn for x in (condition, *parts))
+    inner = computed(dtype)
+
+    def fn(at: tuple[Index, ...]) -> Expr:
+        chosen = (as_expr(test(at), torch.bool), as_expr(yes(at), dtype), as_expr(no(at), dtype))
+        return Op("where", chosen, inner)
+
+    return Value(dtype, tuple(size), fn)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(graph: Graph, node: fx.Node, x: Any, mask: Any, value: Any) -> Value:
+    return select(mask, value, x, shape_of(node), node.meta["val"].dtype)
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_max.default)
+def clamp(graph: Graph, node: fx.Node, x: Value, low: Any = None, high: Any = None) -> Value:
+    if node.target is aten.clamp_max.default:
+        low, high = None, low
+    dtype, size = node.meta["val"].dtype, shape_of(node)
+    for name, bound in (("maximum", low), ("minimum", high)):
+        if bound is not None:
+            x = combine(name, [x, bound], size, dtype, dtype)
+    return cast(broadcast(x, size), dtype)
+
+
+@lowers(aten.gelu.default)
+def gelu(graph: Graph, node: fx.Node, x: Value, approximate: str = "none") -> Value:
+    return _pointwise(graph, node, "gelu" if approximate == "none" else "gelu_tanh", [x])
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(graph: Graph, node: fx.Node, x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
+    return clamp(graph, node, x, low, high)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(graph: Graph, node: fx.Node, x: Value, slope: Any = 0.01) -> Value:
+    dtype, size = node.meta["val"].dtype, shape_of(node)
+    negative = combine("mul", [x, slope], size, dtype, dtype)
+    return select(combine("gt", [x, 0], size, torch.bool, dtype), x, negative, size, dtype)
+
+
+@lowers(aten.elu.default)
+def elu(
+    graph: Graph, node: fx.Node, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
+) -> Value:
+    dtype, size = node.meta["val"].dtype, shape_of(node)
+    low = combine(
+        "expm1", [combine("mul", [x, input_scale], size, dtype, dtype)], size, dtype, dtype
+    )
+    low = combine("mul", [low, float(alpha) * float(scale)], size, dtype, dtype)
+    high = combine("mul", [x, scale], size, dtype, dtype)
+    return select(combine("gt", [x, 0], size, torch.bool, dtype), high, low, size, dtype)
+
+
+@lowers(
+    aten._to_copy.default, prims.convert_element_type.default, aten.clone.default,
+    aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default,
+    aten.copy.default,
+)  # fmt: skip
+def to_copy(graph: Graph, node: fx.Node, x: Value, *rest: Any, **options: Any) -> Any:
+    meta = node.meta["val"]
+    if node.target is aten.copy.default:
+        x = broadcast(rest[0], shape_of(node))
+    if node.target in (aten.alias.default, aten.detach.default):
+        return x
+    if options.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented
+    if x.dtype == meta.dtype:  # a copy: its own memory, so that no later change shows in it
+        return Value(x.dtype, x.size, x.fn)
+    return cast(x, meta.dtype)
+
+
+@lowers(
+    aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default,
+    aten.ones.default, aten.ones_like.default, aten.scalar_tensor.default, aten.empty.memory_format,
+    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+)  # fmt: skip
+def filled(graph: Graph, node: fx.Node, *args: Any, **options: Any) -> Value:
+    name = node.target.name()
+    if "scalar_tensor" in name:
+        value = args[0]
+    elif "full" in name:
+        value = args[2] if "new_full" in name else args[1]
+    else:
+        value = 1 if "ones" in name else 0
+    return full(value, shape_of(node), node.meta["val"].dtype)
+
+
+@lowers(prims.iota.default)
+def iota(graph: Graph, node: fx.Node, length: Any, *, start: Any, step: Any, **rest: Any) -> Value:
+    dtype = node.meta["val"].dtype
+    return Value(dtype, shape_of(node), lambda at: Number(start + at[0] * step, dtype))
+
+
+@lowers(aten.arange.start_step)
+def arange(graph: Graph, node: fx.Node, start: Any, end: Any, step: Any = 1, **rest: Any) -> Any:
+    dtype = node.meta["val"].dtype
+    if not all(isinstance(x, int | Index) for x in (start, step)):
+        return NotImplemented
+    return Value(dtype, shape_of(node), lambda at: Number(start + at[0] * step, dtype))

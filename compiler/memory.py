@@ -1,0 +1,102 @@
+"""Where temporaries live: one arena for a run of native steps, its slots used again and again.
+
+A buffer needs its slot from the step that writes it to the last step that reads it. Buffers whose
+lives do not overlap may share a slot. A slot is as large as the largest buffer in it, so a buffer
+goes first to a free slot of its own size (linear scan, Poletto and Sarkar 1999).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sympy import Max, expand
+
+from compiler.graph import FallbackOp, Graph
+from compiler.ir import Buffer, Index, Integer, Layout, product
+from compiler.schedule import Group, Step
+
+ALIGN = 64  # bytes: a cache line, and a vector
+
+
+@dataclass(eq=False)
+class Plan:
+    """``segments``: runs of native steps between ATen calls. ``slot``: which slot a buffer has.
+
+    ``outside``: buffers that are PyTorch tensors, since Python or several segments see them.
+    """
+
+    segments: list[list[Step]]
+    outside: list[Buffer] = field(default_factory=list)
+    slot: dict[Buffer, int] = field(default_factory=dict)
+    sizes: list[list[Index]] = field(default_factory=list)  # of each segment's slots, in bytes
+    last: dict[Buffer, int] = field(default_factory=dict)  # the segment after which it may go
+
+
+def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
+    """Cut the steps into segments and give each temporary its place."""
+    segments: list[list[Step]] = []
+    for step in steps:
+        if isinstance(step, FallbackOp) or not segments or _calls(segments[-1]):
+            segments.append([])
+        segments[-1].append(step)
+    result = Plan(segments)
+    outputs = {o.buffer for o in graph.outputs if isinstance(o, Layout)}
+    uses: dict[Buffer, list[int]] = {}
+    for k, segment in enumerate(segments):
+        for step in segment:
+            for buffer in [*step.reads(), *step.writes()]:
+                uses.setdefault(buffer, []).append(k)
+    local = {b for step in steps if isinstance(step, Group) for b in step.local}
+    for buffer, where in uses.items():
+        result.last[buffer] = max(where)
+        if buffer.kind != "temporary" or buffer in local:
+            continue
+        native = not any(_calls(segments[k]) for k in where)
+        if buffer in outputs or not native or len(set(where)) > 1:
+            result.outside.append(buffer)
+    outside = set(result.outside)
+    for segment in segments:
+        result.sizes.append(
+            [] if _calls(segment) else _slots(segment, outside | local, result, reuse)
+        )
+    return result
+
+
+def _calls(segment: Sequence[Step]) -> bool:
+    return any(isinstance(step, FallbackOp) for step in segment)
+
+
+def _slots(
+    segment: Sequence[Step], elsewhere: set[Buffer], result: Plan, reuse: bool
+) -> list[Index]:
+    last: dict[Buffer, int] = {}
+    for k, step in enumerate(segment):
+        for buffer in [*step.reads(), *step.writes()]:
+            last[buffer] = k
+    sizes: list[Index] = []
+    free: list[int] = []
+    for k, step in enumerate(segment):
+        for buffer in step.writes():
+            if buffer.kind != "temporary" or buffer in elsewhere or buffer in result.slot:
+                continue
+            size = buffer_bytes(buffer)
+            same = [s for s in free if expand(sizes[s] - size) == 0]
+            if same or free:
+                chosen = same[0] if same else free[-1]
+                free.remove(chosen)
+                if not same:
+                    sizes[chosen] = Max(sizes[chosen], size)
+            else:
+                chosen = len(sizes)
+                sizes.append(size)
+            result.slot[buffer] = chosen
+        if reuse:
+            done = [b for b, end in last.items() if end == k and b in result.slot]
+            free += [result.slot[b] for b in done]
+    return sizes
+
+
+def buffer_bytes(buffer: Buffer) -> Index:
+    """The memory of a buffer."""
+    return product(buffer.size) * Integer(buffer.dtype.itemsize)

@@ -1,0 +1,47 @@
+"""What a user can choose, and who listens to the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+_listeners: list[Callable[..., None]] = []
+
+
+@dataclass(frozen=True)
+class Options:
+    """* ``inlining``: compute cheap intermediates where they are used, instead of storing them.
+    * ``fusion``: run operations in shared loops.
+    * ``patterns``: replace embedding bags, interactions and MLPs by fused kernels.
+    * ``reuse``: let temporaries share memory.
+    * ``mode``: default, reduce-overhead or max-autotune.
+    * ``freeze``: prepare the weights once; later changes of them do not show.
+    """
+
+    inlining: bool = True
+    fusion: bool = True
+    patterns: bool = True
+    reuse: bool = True
+    mode: str = "default"
+    freeze: bool = False
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Options:
+        """From the keyword arguments of a backend: ``mode`` and ``options``, as in torch.compile."""
+        named = {**given, **(given.get("options") or {})}
+        named.pop("options", None)
+        known = {f.name for f in fields(Options)}
+        for name in named:
+            if name not in known:
+                raise ValueError(f"option {name!r}: the backend knows {', '.join(sorted(known))}")
+        named = {k: v for k, v in named.items() if v is not None}
+        if named.get("mode", "default") not in MODES:
+            raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        return Options(**named)
+
+    def report(self, half: str, gm: Any, graph: Any, steps: Any, module: Any) -> None:
+        """Tell the listeners about a graph's stages."""
+        for listener in _listeners:
+            listener(half, gm, graph, steps, module)
