@@ -69,7 +69,7 @@ def _input(graph: Graph, node: fx.Node) -> Any:
     if isinstance(found, torch.Tensor):
         name = node.name
         buffer = Buffer(
-            name, found.dtype, sizes(found.shape), sizes(found.stride()), "input", note=name
+            f"in_{name}", found.dtype, sizes(found.shape), sizes(found.stride()), "input", name
         )
         graph.inputs.append(buffer)
         return buffer.value()

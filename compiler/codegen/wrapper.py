@@ -195,7 +195,7 @@ def _python(graph: Graph, symbols: list[Symbol], body: list[str], native: bool) 
     lines += [
         f"{one.name} = fit({one.name}, {_tuple(one.size)}, {_tuple(one.stride)})"
         for one in graph.inputs
-        if isinstance(one, Buffer) and one.name.startswith("tangents")
+        if isinstance(one, Buffer) and one.note.startswith("tangents")
     ]
     if native:
         lines.append(f"sizes = Sizes({', '.join(s.name for s in symbols)})")

@@ -1,17 +1,75 @@
-"""The kernels' C entry points, for generated code to call."""
+"""The kernels' C entry points, for generated code to call: where they are, and how C declares them."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+
+from compiler.kernels import embedding_bag, interaction, linear, mlp
+
+_LIBRARIES = {"linear": linear, "mlp": mlp, "interaction": interaction, "bags": embedding_bag}
+_LINEAR = {
+    "packed_size": "Int(Int outputs, Int inputs)",
+    "pack": "void(const void* weight, Int output_stride, Int input_stride, Int outputs, "
+    "Int inputs, void* packed, Int threads)",
+    "linear": "void(const void* x, Int x_row, Int batch, const void* weight, Int weight_row, "
+    "Int inputs, Int outputs, void* out, Int out_row, const void* bias, const void* saved, "
+    "Int saved_row, Int activation, Int threads)",
+    "weight_gradient": "void(const void* g, Int g_row, const void* x, Int x_row, Int batch, "
+    "Int outputs, Int inputs, float* weight, Int weight_row, float* bias, Int threads)",
+}
+_MLP = {
+    "mlp_forward": "void(const void* x, Int x_row, Int batch, const Int* layers, Int count, "
+    "Int threads)",
+    "mlp_backward": "void(const void* x, Int x_row, const void* g, Int g_row, void* x_gradient, "
+    "Int x_gradient_row, Int batch, const Int* layers, Int count, Int threads)",
+}
+_INTERACTION = {
+    "interaction": "void(const Int* features, const Int* shape, void* out, Int threads)",
+    "interaction_backward": "void(const Int* features, const Int* shape, const void* g, "
+    "const Int* gradients, Int threads)",
+}
+ENTRIES: dict[str, tuple[str, str]] = {  # name: (library, signature)
+    f"{name}_{suffix}": (library, signature)
+    for library, group in (("linear", _LINEAR), ("mlp", _MLP), ("interaction", _INTERACTION))
+    for name, signature in group.items()
+    for suffix in ("f32", "bf16")
+}
+ENTRIES["embedding_bags"] = (
+    "bags",
+    "void(const Int* tables, Int count, Int threads, Int* problem)",
+)
 
 
 def address(name: str) -> int:
-    raise KeyError(name)
+    """The address of an entry point; its library is built if need be."""
+    library, _ = ENTRIES[name]
+    found = ctypes.cast(getattr(_LIBRARIES[library].library(), name), ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 def declarations(names: Sequence[str]) -> str:
-    return ""
+    """C++ that declares entry points as pointers, and ``link``, which sets them."""
+    if not names:
+        return ""
+    lines = []
+    for name in names:
+        result, arguments = ENTRIES[name][1].split("(", 1)
+        lines.append(f"static {result} (*{name})({arguments};")
+    sets = " ".join(
+        f"{name} = (decltype({name}))entries[{k}];" for k, name in enumerate(names)
+    )
+    return "\n".join([*lines, f"\nEXPORT void link(void** entries) {{ {sets} }}\n"])
 
 
 def message(note: str, kind: int, table: int, position: int, value: int) -> str:
-    return f"{note}: an index is outside its dimension"
+    """What a problem that native code reported means: kinds as in bags.h, 0 for plain indexing."""
+    if kind == 1:
+        return f"{note}, table {table}: id {value} at position {position} is outside its rows"
+    if kind == 2:
+        return (
+            f"{note}, table {table}: offsets[{position}] is {value}: offsets start at 0, do not "
+            "fall, and end within the ids"
+        )
+    return f"{note or 'the graph'}: an index is outside its dimension"
