@@ -37,9 +37,11 @@ class KernelOp:
     note: str = ""
 
     def reads(self) -> list[Buffer]:
+        """The buffers that it reads."""
         return list(dict.fromkeys(layout.buffer for layout in self.inputs))
 
     def writes(self) -> list[Buffer]:
+        """The buffers that it fills."""
         return list(dict.fromkeys(layout.buffer for layout in self.outputs))
 
     def __str__(self) -> str:
@@ -61,9 +63,11 @@ class FallbackOp:
     note: str = ""
 
     def reads(self) -> list[Buffer]:
+        """The buffers that it reads."""
         return list(dict.fromkeys(layout.buffer for layout in self.inputs))
 
     def writes(self) -> list[Buffer]:
+        """The buffers that hold its results."""
         return [buffer for buffer in self.outputs if buffer is not None]
 
     def __str__(self) -> str:

@@ -61,6 +61,8 @@ class Load(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Const(Expr):
+    """A number that is known when the code is generated."""
+
     value: bool | int | float
     dtype: torch.dtype
 
@@ -89,6 +91,8 @@ class Number(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Cast(Expr):
+    """A value converted to another type; to bfloat16: rounded to it, but held as f32."""
+
     value: Expr
     dtype: torch.dtype
 
@@ -102,7 +106,11 @@ class Cast(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Op(Expr):
-    """An operation of codegen's table. ``masked(condition, value, other)`` loads only where true."""
+    """An operation of codegen's table.
+
+    ``masked(condition, value, other)`` computes ``value`` only where the condition holds, so what
+    it loads may lie outside its buffer elsewhere.
+    """
 
     name: str
     args: tuple[Expr, ...]
@@ -155,9 +163,11 @@ class Buffer:
     note: str = ""  # the node of the graph that it holds
 
     def layout(self) -> Layout:
+        """All of it."""
         return Layout(self, self.size, self.stride, Integer(0))
 
     def value(self) -> Value:
+        """All of it, as a tensor."""
         return self.layout().value()
 
     def __str__(self) -> str:
@@ -175,12 +185,14 @@ class Layout:
     offset: Index
 
     def index(self, at: Sequence[Index]) -> Index:
+        """Where the element ``at`` lies, counted in elements from the buffer's start."""
         place = self.offset
         for i, stride in zip(at, self.stride, strict=True):
             place = place + i * stride
         return place
 
     def value(self) -> Value:
+        """The view as a tensor."""
         return Value(
             self.buffer.dtype, self.size, lambda at: Load(self.buffer, self.index(at)), self
         )
@@ -193,7 +205,10 @@ class Layout:
 
 @dataclass(eq=False)
 class Value:
-    """A tensor: its element at an index is ``at(index)``. ``layout`` is set if it lies in memory."""
+    """A tensor: its element at an index is ``at(index)``.
+
+    ``layout`` is set if it lies in memory.
+    """
 
     dtype: torch.dtype
     size: Sizes
@@ -201,9 +216,11 @@ class Value:
     layout: Layout | None = None
 
     def at(self, *index: Index) -> Expr:
+        """The element at an index."""
         return self.fn(tuple(index))
 
     def map(self, change: Callable[[Expr], Expr], dtype: torch.dtype | None = None) -> Value:
+        """Each element changed."""
         fn = self.fn
         return Value(dtype or self.dtype, self.size, lambda at: change(fn(at)))
 
@@ -234,9 +251,11 @@ class LoopOp:
         self.loads = [node for node in walk(self.body) if isinstance(node, Load)]
 
     def reads(self) -> list[Buffer]:
+        """The buffers that it loads from."""
         return list(dict.fromkeys(load.buffer for load in self.loads))
 
     def writes(self) -> list[Buffer]:
+        """The buffer that it stores to."""
         return [self.buffer]
 
     def __str__(self) -> str:

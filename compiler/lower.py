@@ -15,8 +15,10 @@ import torch
 from torch import fx
 
 from compiler import compat
+from compiler.codegen.types import CTYPES
 from compiler.graph import FallbackOp, Graph, size, sizes
-from compiler.ir import Buffer, Const, Layout, Load, LoopOp, Number, Op, Value, loops, walk
+from compiler.ir import Buffer, Layout, Load, Op, Value, loops, walk
+from compiler.values import broadcast, cast
 
 aten = torch.ops.aten
 Lower = Callable[..., Any]
@@ -42,7 +44,7 @@ def lowers(*targets: Any) -> Callable[[Lower], Lower]:
 
 def lower(gm: fx.GraphModule, inlining: bool = True) -> Graph:
     """The graph's operations in the loop IR. ``inlining=False`` stores every intermediate."""
-    import compiler.lowerings  # noqa: F401  # fills LOWERINGS
+    import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
     graph = Graph(inlining=inlining)
     env: dict[fx.Node, Any] = {}
@@ -53,8 +55,7 @@ def lower(gm: fx.GraphModule, inlining: bool = True) -> Graph:
         elif node.op == "get_attr":
             env[node] = _constant(graph, gm, node)
         elif node.op == "output":
-            returned = fx.node.map_arg(node.args[0], lambda n: env[n])
-            _finish(graph, returned, node, copies)
+            _finish(graph, node, env, copies)
         elif node.target is aten.copy_.default:  # AOTAutograd puts these last
             target, source = env[node.args[0]], env[node.args[1]]
             copies.append((target.layout, _alike(source, target)))
@@ -92,15 +93,15 @@ def _constant(graph: Graph, gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-    args = fx.node.map_arg(node.args, lambda n: env[n])
-    kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    args: Any = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
     found = node.meta.get("val")
     if isinstance(found, torch.SymInt | int) and not isinstance(found, bool):
         return size(found)  # sizes and what is computed from them
     if node.target is operator.getitem:
         return args[0][args[1]]
     lowering = LOWERINGS.get(node.target)
-    result = NotImplemented
+    result: Any = NotImplemented
     if lowering is not None and supported(node):
         result = lowering(graph, node, *args, **kwargs)
     if result is NotImplemented:
@@ -113,7 +114,6 @@ def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
 
 def supported(node: fx.Node) -> bool:
     """Dense CPU tensors of types that the generated code knows."""
-    from compiler.codegen.types import CTYPES
 
     def good(found: Any) -> bool:
         if isinstance(found, list | tuple):
@@ -169,7 +169,7 @@ def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> A
         return value
 
     args, kwargs = in_memory(tuple(args)), {k: in_memory(v) for k, v in kwargs.items()}
-    found = node.meta.get("val")
+    found: Any = node.meta.get("val")
     many = isinstance(found, list | tuple)
     outputs: list[Buffer | None] = []
     for one in found if many else [found]:
@@ -185,18 +185,20 @@ def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> A
 
 def _alike(source: Value, target: Value) -> Value:
     """A copy's source with the type and shape of its target."""
-    from compiler.lowerings.pointwise import broadcast, cast
-
     return cast(broadcast(source, target.size), target.dtype)
 
 
-def _finish(graph: Graph, returned: Any, node: fx.Node, copies: list[tuple[Layout, Value]]) -> None:
+def _finish(
+    graph: Graph, node: fx.Node, env: dict[fx.Node, Any], copies: list[tuple[Layout, Value]]
+) -> None:
     """Put the outputs into memory, then the graph's changes of its own inputs, all at the end."""
-    names = [n.name if isinstance(n, fx.Node) else "" for n in node.args[0]]
-    metas = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[0]]
     sources = [graph.realize(s) if _read_elsewhere(s, t) else s for t, s in copies]
-    for value, name, meta in zip(returned, names, metas, strict=True):
-        graph.outputs.append(_output(graph, value, name, meta))
+    returned: Any = node.args[0]
+    for one in returned:
+        if isinstance(one, fx.Node):
+            graph.outputs.append(_output(graph, env[one], one.name, one.meta.get("val")))
+        else:
+            graph.outputs.append(one)
     for (target, _), source in zip(copies, sources, strict=True):
         value = source.value() if isinstance(source, Layout) else source
         graph.store(value, target, note=f"{target.buffer.name} changed in place")
@@ -212,7 +214,7 @@ def _output(graph: Graph, value: Any, name: str, meta: Any) -> Any:
 
 
 def _fills(meta: Any) -> bool:
-    """Whether the strides of an output leave no gap and no overlap, so that memory of its own fits."""
+    """Whether an output's strides leave no gap and no overlap: memory of its own then fits."""
     return isinstance(meta, torch.Tensor) and compat.is_dense(meta)
 
 
@@ -226,6 +228,3 @@ def _read_elsewhere(source: Value, target: Layout) -> bool:
     return any(
         load.buffer is not target.buffer or load.index != target.index(index) for load in mutable
     )
-
-
-__all__ = ["LOWERINGS", "Const", "Graph", "LoopOp", "Number", "fallback", "lower", "lowers"]

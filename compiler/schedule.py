@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from sympy import Symbol, expand
 
 from compiler.graph import FallbackOp, Graph, KernelOp, Operation
-from compiler.ir import Buffer, Expr, Index, Integer, Load, Loop, LoopOp, product
+from compiler.ir import Buffer, Expr, Index, Integer, Load, Loop, LoopOp, product, walk
 from compiler.rename import rename
 
 MOST_MEMBERS = 64
@@ -37,8 +37,7 @@ class Member:
     inner: tuple[Loop, ...]
 
     def loads(self) -> list[Load]:
-        from compiler.ir import walk
-
+        """What its body reads."""
         return [node for node in walk(self.body) if isinstance(node, Load)]
 
 
@@ -60,12 +59,15 @@ class Group:
     local: set[Buffer] = field(default_factory=set)  # never stored: held in registers
 
     def members(self) -> list[Member]:
+        """All operations, in the order in which a row runs them."""
         return [member for phase in self.phases for member in phase.members]
 
     def reads(self) -> list[Buffer]:
+        """The buffers that it loads from, its own among them."""
         return list(dict.fromkeys(b for m in self.members() for b in m.op.reads()))
 
     def writes(self) -> list[Buffer]:
+        """The buffers that its members make, local ones too."""
         return list(dict.fromkeys(m.op.buffer for m in self.members()))
 
     def __str__(self) -> str:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from sympy import Add, Mul, Pow, expand
 
 from compiler.codegen.types import CTYPES, computed, register_type
-from compiler.ir import Buffer, Cast, Const, Expr, Index, Integer, Load, Number, Op, Symbol
-
-Template = str | Callable[[str, list[str]], str]
-
-
-def _c(name: str) -> Template:
-    return lambda ctype, args: f"{name}({', '.join(args)})"
-
+from compiler.ir import Buffer, Cast, Const, Expr, Index, Integer, Load, Number, Op, Symbol, walk
 
 # {0}, {1}: arguments; {T}: the type of the result
-OPS: dict[str, Template] = {
+OPS: dict[str, str] = {
     "add": "({T})({0} + {1})", "sub": "({T})({0} - {1})", "mul": "({T})({0} * {1})",
     "div": "({0} / {1})", "div_trunc": "({T})std::trunc({0} / {1})", "neg": "({T})(-{0})",
     "eq": "({0} == {1})", "ne": "({0} != {1})", "lt": "({0} < {1})", "le": "({0} <= {1})",
@@ -138,9 +130,7 @@ class Statements:
     def value(self, expr: Expr) -> str:
         """The C++ name or literal of an expression's value."""
         made: dict[int, str] = {}
-        from compiler.ir import walk
-
-        inside_mask = set()
+        inside_mask: set[int] = set()
         for node in walk(expr):
             if isinstance(node, Op) and node.name == "masked":
                 inside_mask.update(id(n) for n in walk(node.args[1]))
@@ -197,10 +187,7 @@ class Statements:
             return f"({register_type(node.dtype)})({args[0]} % {args[1]})"
         if node.name in ("mod_floor", "div_floor") and integral:
             args = [f"(Int){a}" for a in args]
-        template = OPS[node.name]
-        if callable(template):
-            return template(register_type(node.dtype), args)
-        return template.format(*args, T=register_type(node.dtype))
+        return OPS[node.name].format(*args, T=register_type(node.dtype))
 
     def _cast(self, node: Cast, value: str) -> str:
         if node.dtype == torch.bfloat16:

@@ -12,7 +12,8 @@ from torch import fx
 from compiler.graph import Graph
 from compiler.ir import Expr, Index, Load, Op, Value
 from compiler.lower import aten, lowers
-from compiler.lowerings.pointwise import as_expr, broadcast, constant, shape_of
+from compiler.lowerings.pointwise import shape_of
+from compiler.values import as_expr, broadcast, constant
 
 
 def looked_up(

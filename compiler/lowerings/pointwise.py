@@ -8,88 +8,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiler.codegen.types import computed
 from compiler.graph import Graph, sizes
-from compiler.ir import Cast, Const, Expr, Index, Integer, Number, Op, Value
+from compiler.ir import Index, Number, Sizes, Value
 from compiler.lower import aten, lowers
+from compiler.values import broadcast, cast, combine, full, select
 
 prims = torch.ops.prims
 
 
-def broadcast(value: Value, size: Sequence[Index]) -> Value:
-    """The value expanded to ``size``, as NumPy broadcasts."""
-    size = tuple(size)
-    if value.size == size:
-        return value
-    lead = len(size) - len(value.size)
-    own = value.size
-
-    def place(at: tuple[Index, ...]) -> tuple[Index, ...]:
-        return tuple(
-            Integer(0) if n == 1 and wanted != 1 else i
-            for i, n, wanted in zip(at[lead:], own, size[lead:], strict=True)
-        )
-
-    return value.view(size, place)
-
-
-def as_expr(expr: Expr, dtype: torch.dtype) -> Expr:
-    """The expression in the type that ``dtype`` is computed in."""
-    wanted = computed(dtype)
-    if computed(expr.dtype) == wanted:
-        return expr
-    if isinstance(expr, Const):
-        return constant(expr.value, wanted)
-    if isinstance(expr, Number):
-        return Number(expr.index, wanted) if wanted != torch.bool else Cast(expr, wanted)
-    return Cast(expr, wanted)
-
-
-def constant(value: Any, dtype: torch.dtype) -> Expr:
-    """A Python number, or a size."""
-    dtype = computed(dtype)
-    if isinstance(value, Index) and not isinstance(value, Integer):
-        return Number(value, dtype)
-    if isinstance(value, Integer):
-        value = int(value)
-    if dtype == torch.bool:
-        return Const(bool(value), dtype)
-    if dtype.is_floating_point:
-        return Const(float(value), dtype)
-    return Const(int(value), dtype)
-
-
-def cast(value: Value, dtype: torch.dtype) -> Value:
-    """The value converted, rounded where the type is narrower."""
-    if value.dtype == dtype:
-        return value
-    if dtype == torch.bfloat16:
-        return value.map(lambda e: Cast(as_expr(e, torch.float32), torch.bfloat16), dtype)
-    return value.map(lambda e: as_expr(e, dtype), dtype)
-
-
-def full(value: Any, size: Sequence[Index], dtype: torch.dtype) -> Value:
-    """A value that is the same everywhere."""
-    return Value(dtype, tuple(size), lambda at: constant(value, dtype))
-
-
-def combine(name: str, args: Sequence[Any], size: Any, dtype: torch.dtype, inner: Any) -> Value:
-    """``Op(name)`` of values and numbers, each first cast to ``inner``."""
-    functions = []
-    for arg in args:
-        if isinstance(arg, Value):
-            functions.append(broadcast(arg, size).fn)
-        else:
-            functions.append(lambda at, arg=arg: constant(arg, inner))
-    result = torch.bool if dtype == torch.bool else computed(dtype)
-
-    def fn(at: tuple[Index, ...]) -> Expr:
-        return Op(name, tuple(as_expr(f(at), inner) for f in functions), result)
-
-    return Value(dtype, tuple(size), fn)
-
-
-def shape_of(node: fx.Node) -> Any:
+def shape_of(node: fx.Node) -> Sizes:
+    """The shape that tracing found for a node's result."""
     return sizes(node.meta["val"].shape)
 
 
@@ -208,19 +136,6 @@ def where(graph: Graph, node: fx.Node, condition: Any, a: Any, b: Any) -> Value:
     return select(condition, a, b, shape_of(node), node.meta["val"].dtype)
 
 
-def select(condition: Value, a: Any, b: Any, size: Any, dtype: torch.dtype) -> Value:
-    """``a`` where the condition holds, else ``b``."""
-    parts = [x if isinstance(x, Value) else full(x, (), dtype) for x in (a, b)]
-    test, yes, no = (broadcast(x, size).fn for x in (condition, *parts))
-    inner = computed(dtype)
-
-    def fn(at: tuple[Index, ...]) -> Expr:
-        chosen = (as_expr(test(at), torch.bool), as_expr(yes(at), dtype), as_expr(no(at), dtype))
-        return Op("where", chosen, inner)
-
-    return Value(dtype, tuple(size), fn)
-
-
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(graph: Graph, node: fx.Node, x: Any, mask: Any, value: Any) -> Value:
     return select(mask, value, x, shape_of(node), node.meta["val"].dtype)
@@ -291,7 +206,7 @@ def to_copy(graph: Graph, node: fx.Node, x: Value, *rest: Any, **options: Any) -
     aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
 )  # fmt: skip
 def filled(graph: Graph, node: fx.Node, *args: Any, **options: Any) -> Value:
-    name = node.target.name()
+    name = str(node.target)
     if "scalar_tensor" in name:
         value = args[0]
     elif "full" in name:

@@ -10,9 +10,10 @@ from torch import fx
 
 from compiler.codegen.types import computed
 from compiler.graph import Graph
-from compiler.ir import Cast, Index, Integer, LoopOp, Sizes, Value, loops, product
+from compiler.ir import Cast, Index, Integer, Layout, LoopOp, Sizes, Value, loops, product
 from compiler.lower import aten, lowers
-from compiler.lowerings.pointwise import as_expr, cast, combine, shape_of
+from compiler.lowerings.pointwise import shape_of
+from compiler.values import as_expr, cast, combine
 
 
 def reduce(
@@ -54,8 +55,6 @@ def reduce(
 
 
 def _kept(value: Value, size: Sizes, kept: Sequence[int]) -> Value:
-    from compiler.ir import Layout
-
     assert value.layout is not None
     stride: list[Index] = [Integer(1)] * len(size)
     for d, step in zip(kept, value.layout.stride, strict=True):
@@ -76,7 +75,8 @@ def _empty(x: Value, dims: Sequence[int]) -> bool:
 
 @lowers(aten.sum.dim_IntList, aten.sum.default)
 def sum_(
-    graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False, *,
+    dtype: Any = None,
 ) -> Value:  # fmt: skip
     meta = node.meta["val"]
     return reduce(graph, node, x, "sum", _dims(x, dims), keepdim, meta.dtype)
@@ -84,7 +84,8 @@ def sum_(
 
 @lowers(aten.mean.dim, aten.mean.default)
 def mean(
-    graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False, *,
+    dtype: Any = None,
 ) -> Value:  # fmt: skip
     out = node.meta["val"].dtype
     over = _dims(x, dims)
@@ -95,7 +96,8 @@ def mean(
 
 @lowers(aten.prod.default, aten.prod.dim_int)
 def prod(
-    graph: Graph, node: fx.Node, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    graph: Graph, node: fx.Node, x: Value, dim: Any = None, keepdim: bool = False, *,
+    dtype: Any = None,
 ) -> Value:  # fmt: skip
     return reduce(graph, node, x, "prod", _dims(x, dim), keepdim, node.meta["val"].dtype)
 
@@ -172,21 +174,9 @@ def moments(
     apart = combine("sub", [x, average], x.size, inner, inner)
     squares = combine("mul", [apart, apart], x.size, inner, inner)
     total = reduce(graph, node, squares, "sum", dims, True, inner)
-    least = combine(
-        "maximum",
-        [Value(inner, (), lambda at: _number(count, inner)), correction],
-        (),
-        inner,
-        inner,
-    )
+    least = combine("maximum", [count, correction], (), inner, inner)
     freedom = combine("sub", [least, correction], (), inner, inner)
     return average, combine("div", [total, freedom], total.size, inner, inner)
-
-
-def _number(count: Any, dtype: torch.dtype) -> Any:
-    from compiler.lowerings.pointwise import constant
-
-    return constant(count, dtype)
 
 
 @lowers(aten.var.correction, aten.var_mean.correction)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sympy import expand, simplify
 from torch import fx
 
-from compiler.graph import Graph
-from compiler.ir import Const, Index, Integer, Layout, Number, Op, Sizes, Value, contiguous, product
+from compiler.graph import Graph, size
+from compiler.ir import Const, Index, Integer, Layout, Number, Op, Sizes, Value, contiguous
 from compiler.lower import aten, lowers
-from compiler.lowerings.pointwise import as_expr, broadcast, constant, shape_of, torch
+from compiler.lowerings.pointwise import shape_of
+from compiler.values import as_expr, broadcast, cast, constant
+
+ONE = Integer(1)
 
 
 def same(a: Index, b: Index) -> bool:
@@ -142,7 +146,7 @@ def expand_to(graph: Graph, node: fx.Node, x: Value, size: Any, implicit: bool =
     return Layout(x.layout.buffer, size, tuple(stride), x.layout.offset).value()
 
 
-def sliced(x: Value, dim: int, start: Index, length: Index, step: Index = Integer(1)) -> Value:
+def sliced(x: Value, dim: int, start: Index, length: Index, step: Index = ONE) -> Value:
     """``length`` places of dimension ``dim`` from ``start`` on."""
     size = (*x.size[:dim], length, *x.size[dim + 1 :])
     if x.layout is not None:
@@ -202,8 +206,6 @@ def select_(graph: Graph, node: fx.Node, x: Value, dim: int, index: Any) -> Any:
 def split(graph: Graph, node: fx.Node, x: Value, lengths: Any, dim: int = 0) -> list[Value]:
     dim %= len(x.size)
     parts, start = [], Integer(0)
-    from compiler.graph import size
-
     for meta in node.meta["val"]:
         length = size(meta.shape[dim])
         parts.append(sliced(x, dim, start, length))
@@ -252,8 +254,6 @@ def cat(graph: Graph, node: fx.Node, tensors: Sequence[Value], dim: int = 0) -> 
     dim = dim % len(size)
     buffer = graph.buffer(meta.dtype, size, note=node.name)
     whole, start = buffer.value(), Integer(0)
-    from compiler.lowerings.pointwise import cast
-
     for part in tensors:
         if len(part.size) != len(size):  # torch.cat lets an empty vector pass
             continue
@@ -364,6 +364,3 @@ def repeat(graph: Graph, node: fx.Node, x: Value, times: Any) -> Any:
         )
 
     return x.view(size, place)
-
-
-__all__ = ["groups", "permuted", "product", "reshape", "sliced"]

@@ -1,0 +1,102 @@
+"""Columns: reductions over the rows of a matrix, a block of neighbouring columns at a time."""
+
+from __future__ import annotations
+
+from compiler.codegen import accumulators as acc
+from compiler.codegen.code import (
+    Code,
+    checked,
+    compute,
+    count,
+    parallel,
+    store_line,
+)
+from compiler.codegen.expressions import Statements, index_text
+from compiler.codegen.rows import Registers
+from compiler.codegen.types import register_type
+from compiler.ir import Loop
+from compiler.schedule import Group, Phase
+
+COLUMNS = 64  # columns of a block
+
+
+def columns(group: Group, code: Code, problem: int) -> None:
+    """Append the loops over blocks of columns and what happens in a block."""
+    last = group.outer[-1]
+    name, size = last.symbol.name, index_text(last.size)
+    inner = Code(code.depth + 1 + len(group.outer))
+    registers: Registers = {}
+    places = False
+    for phase in group.phases:
+        if phase.inner:
+            places |= _sums(group, phase, inner, registers, last)
+        else:
+            places |= _pointwise(group, phase, inner, registers, last)
+    over = next((phase.inner for phase in group.phases if phase.inner), ())
+    code.add("{")
+    if places:
+        code.add("Int bad = 0;")
+    code.add(parallel(len(group.outer), index_text(count([*group.outer, *over])), places))
+    code.open(group.outer[:-1])
+    code.add(
+        f"for (Int {name}_first = 0; {name}_first < {size}; {name}_first += {COLUMNS}) {{",
+        f"const Int {name}_width = "
+        f"{name}_first + {COLUMNS} < {size} ? {COLUMNS} : {size} - {name}_first;",
+    )
+    code.lines.extend(inner.lines)
+    code.close(len(group.outer))
+    if places:
+        code.add(f"if (bad) report({problem});")
+    code.add("}")
+
+
+def _open(last: Loop, code: Code) -> None:
+    """Begin the loop over the columns of a block."""
+    name = last.symbol.name
+    code.add(
+        f"for (Int {name}_at = 0; {name}_at < {name}_width; {name}_at++) {{",
+        f"const Int {name} = {name}_first + {name}_at;",
+    )
+
+
+def _pointwise(group: Group, phase: Phase, code: Code, registers: Registers, last: Loop) -> bool:
+    """What is computed from the sums, a column at a time."""
+    body = Statements(dict(registers))
+    lines = [line for member in phase.members for line in compute(group, member, body)]
+    for member in phase.members:
+        buffer = member.op.buffer
+        place = f"row_{buffer.name}[{last.symbol.name}_at]"
+        lines.append(f"{place} = {body.registers[buffer][1]};")
+        registers[buffer] = (member.store, place)
+        code.add(f"{register_type(member.body.dtype)} row_{buffer.name}[{COLUMNS}];")
+    if body.vector:
+        code.add(f"#pragma omp simd{checked(body.places)}")
+    _open(last, code)
+    code.add(*body.lines, *lines, "}")
+    return body.places
+
+
+def _sums(group: Group, phase: Phase, code: Code, registers: Registers, last: Loop) -> bool:
+    body = Statements(dict(registers))
+    lines = []
+    for member in phase.members:
+        value = body.value(member.body)
+        array = f"row_{member.op.buffer.name}"
+        place = f"{array}[{last.symbol.name}_at]"
+        lines.append(acc.update_column(member, place, value))
+        registers[member.op.buffer] = (member.store, place)
+        code.add(
+            f"{acc.ctype(member)} {array}[{COLUMNS}];",
+            f"for (Int k = 0; k < {COLUMNS}; k++) {array}[k] = {acc.start_value(member)};",
+        )
+    code.open(phase.inner)
+    if body.vector:
+        code.add(f"#pragma omp simd{checked(body.places)}")
+    _open(last, code)
+    code.add(*body.lines, *lines, "}")
+    code.close(len(phase.inner))
+    stored = [member for member in phase.members if member.op.buffer not in group.local]
+    if stored:
+        _open(last, code)
+        code.add(*(store_line(member, registers[member.op.buffer][1]) for member in stored), "}")
+    return body.places
