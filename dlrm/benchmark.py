@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from dlrm import cli
-from dlrm.checkpoint import write_atomic
 from dlrm.config import PRESETS
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.errors import InputError
+from dlrm.files import write_text
 from dlrm.report import Report
 from dlrm.settings import TrainConfig
 from dlrm.train import make_config
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise InputError("--input: name a raw Criteo file")
             figures = measure(o.input)
         if o.json:
-            write_atomic(Path(o.json), json.dumps(figures, indent=1) + "\n")
+            write_text(Path(o.json), json.dumps(figures, indent=1) + "\n")
         return 0
 
     return cli.run(command)

@@ -8,8 +8,10 @@ is found by the checksums.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from dlrm.cli import override
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
+from dlrm.files import named, remove, write_text
 from dlrm.model import DLRM
 
 FORMAT, VERSION = "dlrm-checkpoint", 1
@@ -47,33 +50,49 @@ def save(
     Raises OSError (a full disk, say) and leaves what was there before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".partial-{path.name}"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = path.with_name(f".partial-{path.name}")
+    remove(partial)
     try:
-        partial.mkdir()
-        files = {"model.safetensors": _contiguous(model.state_dict())}
-        plain: dict[str, Any] = {}
-        if optimizers is not None:
-            tensors, plain = _flatten(optimizers)
-            tensors |= {f"average.{i}": a.cpu() for i, a in enumerate(average)}
-            tensors["random.torch"] = torch.get_rng_state()
-            if torch.cuda.is_available():
-                tensors["random.cuda"] = torch.cuda.get_rng_state()
-            files["optimizer.safetensors"] = tensors
-        listed = {}
-        for name, tensors in files.items():
-            try:
-                save_file(tensors, partial / name)
-            except SafetensorError as error:
-                raise OSError(f"{partial / name}: {error}") from error
-            listed[name] = {"bytes": (partial / name).stat().st_size, "xxh3": _hash(partial / name)}
-        whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
-        whole["files"] = listed
-        _write(partial / "state.json", json.dumps(whole, indent=1))
-        _replace(partial, path)
+        with named(path, partial):
+            partial.mkdir()
+            _write(partial, model, state, optimizers, average)
+            _replace(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         raise
+
+
+def _write(
+    folder: Path,
+    model: nn.Module,
+    state: dict[str, Any],
+    optimizers: dict[str, torch.optim.Optimizer] | None,
+    average: Sequence[Tensor],
+) -> None:
+    """The files of a checkpoint, ``state.json`` last."""
+    files = {"model.safetensors": _contiguous(model.state_dict())}
+    plain: dict[str, Any] = {}
+    if optimizers is not None:
+        tensors, plain = _flatten(optimizers)
+        tensors |= {f"average.{i}": a.cpu() for i, a in enumerate(average)}
+        tensors["random.torch"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        files["optimizer.safetensors"] = tensors
+    listed = {}
+    for name, tensors in files.items():
+        file = folder / name
+        try:
+            save_file(tensors, file)
+        except SafetensorError as error:  # it has the number of the system's error in its text
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code), str(file)) from error
+        file.chmod(folder.stat().st_mode & 0o666)  # readable by those who may read the folder
+        listed[name] = {"bytes": file.stat().st_size, "xxh3": _hash(file)}
+    whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
+    whole["files"] = listed
+    write_text(folder / "state.json", json.dumps(whole, indent=1))
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -89,24 +108,6 @@ def _replace(partial: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _write(path: Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it."""
-    partial = path.with_name(f".partial-{path.name}")
-    try:
-        _write(partial, text)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def read_state(path: Path) -> dict[str, Any]:

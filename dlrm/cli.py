@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import sys
 import tomllib
 import typing
@@ -17,6 +18,7 @@ from typing import Any
 
 from dlrm import startup
 from dlrm.errors import InputError
+from dlrm.files import explain
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -127,7 +129,9 @@ def run(command: Callable[[], int]) -> int:
     """
     try:
         startup.interruptible()
-        return command()
+        status = command()
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -138,9 +142,17 @@ def run(command: Callable[[], int]) -> int:
         print(f"error: not enough memory: {error}; ask for less at a time", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        sys.stderr.close()
         return 141
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 2
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write out what was printed; where that fails, nothing more, so that Python's end is quiet."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

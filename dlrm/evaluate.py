@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dlrm import bootstrap, cli
-from dlrm.checkpoint import load_model, resolve, write_atomic
+from dlrm.checkpoint import load_model, resolve
 from dlrm.errors import InputError
+from dlrm.files import require_writable, write_text
 from dlrm.metrics import Scores, scores
 from dlrm.plots import reliability_plot
 from dlrm.scoring import dataset_of, score_split
@@ -39,6 +40,10 @@ def evaluate(
     """
     if replicates < 1:
         raise InputError(f"--bootstrap: {replicates} must be at least 1")
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is a file; name a folder for the results")
+    require_writable(out, "--out")
     model, state = load_model(path)
     dataset = dataset_of(state, model, source)
     slicer = Slicer(dataset, slices)
@@ -57,10 +62,8 @@ def evaluate(
             for name, by_value in slicer.result(label, logit).items()
         },
     }
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     reliability_plot(label, logit, out / "reliability.png", f"{dataset.name}, {part}")
-    write_atomic(out / "evaluation.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "evaluation.json", json.dumps(result, indent=1) + "\n")
     return result
 
 

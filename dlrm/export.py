@@ -14,7 +14,6 @@ import io
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from dlrm.batch import Batch, ModelInputs
 from dlrm.checkpoint import load_model
 from dlrm.errors import InputError
 from dlrm.evaluate import add_source, given_source
+from dlrm.files import named, parents, remove, require_writable
 from dlrm.metrics import Scores, scores
 from dlrm.model import DLRM
 from dlrm.quantize import bytes_of, quantize_tables
@@ -45,32 +45,51 @@ def export_model(model: DLRM, path: str | Path) -> None:
     each table's own first id. Output: logits (B,). It is compared with the model before it is
     kept: RuntimeError if they differ by more than 1e-4.
     """
-    path = Path(path)
-    if path.suffix not in (".pt2", ".onnx"):
-        raise InputError(f"--out: {path}: the name must end in .pt2 or .onnx")
+    path = checked_out(path)
     model = copy.deepcopy(model).eval()
     for table in model.tables.modules():
         if isinstance(table, nn.Embedding | nn.EmbeddingBag):  # only gradients would be sparse
             table.sparse = False
     example, check = (_example(model, size, seed) for size, seed in ((3, 0), (5, 1)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
-        partial = Path(folder) / path.name
-        with _exporting():
-            if path.suffix == ".onnx":
-                _write_onnx(model, example, partial)
-            else:
-                program = torch.export.export(model, example, dynamic_shapes=_shapes(model))
-                held = io.BytesIO()  # writing to a full disk directly would abort the process
-                torch.export.save(program, held)
-                partial.write_bytes(held.getbuffer())
-            got = read_onnx(partial)(check) if path.suffix == ".onnx" else read_pt2(partial)(check)
-        with torch.inference_mode():
-            worst = float((got - model(*check)).abs().max())
-        if not worst <= 1e-4:
-            raise RuntimeError(f"{path}: the exported model differs by {worst:g}; nothing written")
-        for file in os.listdir(folder):  # large ONNX models keep their weights in a second file
-            os.replace(Path(folder) / file, path.parent / file)
+    folder = path.with_name(f".partial-{path.name}")
+    with parents(path):
+        try:
+            with named(path, folder):
+                folder.mkdir(exist_ok=True)
+                _write_checked(model, example, check, folder / path.name)
+                for file in os.listdir(folder):  # large ONNX models have their weights in a second
+                    os.replace(folder / file, path.parent / file)
+        finally:
+            remove(folder)
+
+
+def checked_out(path: str | Path) -> Path:
+    """The file to write. Raises InputError if it cannot be one."""
+    path = Path(path)
+    if path.suffix not in (".pt2", ".onnx"):
+        raise InputError(f"--out: {path}: the name must end in .pt2 or .onnx")
+    if path.is_dir():
+        raise InputError(f"--out: {path} is a folder; name a file")
+    require_writable(path, "--out")
+    return path
+
+
+def _write_checked(
+    model: DLRM, example: tuple[Any, ...], check: tuple[Any, ...], path: Path
+) -> None:
+    with _exporting():
+        if path.suffix == ".onnx":
+            _write_onnx(model, example, path)
+        else:
+            program = torch.export.export(model, example, dynamic_shapes=_shapes(model))
+            held = io.BytesIO()  # writing to a full disk directly would abort the process
+            torch.export.save(program, held)
+            path.write_bytes(held.getbuffer())
+        got = read_onnx(path)(check) if path.suffix == ".onnx" else read_pt2(path)(check)
+    with torch.inference_mode():
+        worst = float((got - model(*check)).abs().max())
+    if not worst <= 1e-4:
+        raise RuntimeError(f"the exported model differs by {worst:g}; nothing was written")
 
 
 def read_pt2(path: str | Path) -> Any:
@@ -185,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         options = vars(parser().parse_args(argv))
         source = given_source(options)
+        out = checked_out(options["out"])
         model, state = load_model(options["checkpoint"])
         bits = TABLES[options["tables"]]
         small = model if bits == 32 else quantize_tables(model, bits)
@@ -198,8 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in ("auc", "logloss", "ne", "calibration"):
                 a, b = getattr(before, name), getattr(after, name)
                 print(f"{name:<12}{a:<11.6f}{b:<11.6f}{b - a:+.2e}")
-        export_model(small, options["out"])
-        print(f"written: {options['out']} ({os.path.getsize(options['out']):,} bytes)")
+        export_model(small, out)
+        print(f"written: {out} ({out.stat().st_size:,} bytes)")
         return 0
 
     return cli.run(command)

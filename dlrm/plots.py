@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
+from dlrm.files import written
 from dlrm.metrics import sigmoid
 
 
@@ -42,10 +42,5 @@ def reliability_plot(label: np.ndarray, logit: np.ndarray, path: Path, title: st
 
 def save_figure(figure: object, path: Path) -> None:
     """Write a matplotlib figure as PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    try:
+    with written(path) as partial:
         figure.savefig(partial, dpi=120, format="png")  # type: ignore[attr-defined]
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from dlrm.batch import Batch
 from dlrm.checkpoint import load_model
 from dlrm.datasets.reader import Reader
 from dlrm.errors import InputError
+from dlrm.files import require_writable, written
 from dlrm.metrics import sigmoid
 from dlrm.model import DLRM
 from dlrm.scoring import dataset_of, logits_of
@@ -50,6 +51,7 @@ def predict(
     out = Path(out)
     if out.exists() and not out.is_file():
         raise InputError(f"--out: {out} is not a regular file; name a CSV file to write")
+    require_writable(out, "--out")
     if file and not os.path.exists(file):
         raise InputError(f"--input: there is no file {file}")
     if file and os.path.isdir(file):
@@ -64,15 +66,10 @@ def predict(
         dataset = dataset_of(state, model, {"input": data_dir} if data_dir else {})
         source, counts = _number(iter(Reader.of(dataset, part, 4096))), dict
         header = "row"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".partial-{out.name}")
-    try:
+    with written(out) as partial:
         rows = _write(model, source, partial, header, quiet)
         if rows == 0:
             raise InputError(f"{file or part}: no rows to score")
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
     return {"rows": rows, "bad_rows": 0, **counts()}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from dlrm.checkpoint import write_atomic
 from dlrm.errors import InputError
+from dlrm.files import named, write_text
 from dlrm.metrics import Scores
 
 
@@ -44,8 +45,7 @@ class Report:
                     break  # the line that a kill cut short: all after it is newer
                 if event.get("step", 0) <= keep_to_step and event.get("event") != "test":
                     kept.append(line + "\n")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.log_path, "".join(kept))
+        write_text(self.log_path, "".join(kept))
         self.file = open(self.log_path, "a")  # noqa: SIM115
 
     def say(self, line: str) -> None:
@@ -73,9 +73,7 @@ class Report:
     def step(self, step: int, loss: float, lr: float) -> None:
         """One training step is done."""
         if self.file is not None:
-            self.file.write(
-                f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n'
-            )
+            self._write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
         if self.board is not None:
             self.board.add_scalar("train/loss", loss, step)
         if self.bar is not None and self.bar.update(1):
@@ -95,12 +93,23 @@ class Report:
     def event(self, event: str, **values: object) -> None:
         """A line in the log."""
         if self.file is not None:
-            self.file.write(json.dumps({"event": event, **values}) + "\n")
+            self._write(json.dumps({"event": event, **values}) + "\n")
+
+    def _write(self, line: str) -> None:
+        assert self.file is not None
+        with self._log_named():
+            self.file.write(line)
+
+    def _log_named(self) -> AbstractContextManager[None]:
+        """A full disk is reported with the name of the log."""
+        assert self.log_path is not None
+        return named(self.log_path, self.log_path)
 
     def flush(self) -> None:
         """Put the log on disk, as a checkpoint does with the weights."""
         if self.file is not None:
-            self.file.flush()
+            with self._log_named():
+                self.file.flush()
         if self.board is not None:
             self.board.flush()
 
@@ -114,8 +123,9 @@ class Report:
         """Close the bar and the files."""
         self.stop()
         if self.file is not None:
-            self.file.close()
-            self.file = None
+            file, self.file = self.file, None
+            with self._log_named():
+                file.close()
         if self.board is not None:
             self.board.close()
             self.board = None

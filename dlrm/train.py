@@ -24,6 +24,7 @@ from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.datasets.planted import PlantedTruth
 from dlrm.errors import InputError
+from dlrm.files import named, require_writable, write_text
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
@@ -110,7 +111,7 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         scores = trainer.test()
         summary = _summary(config, trainer, scores)
         valid = {k: None if v != v else v for k, v in summary.items()}  # JSON has no NaN
-        checkpoint.write_atomic(out / "summary.json", json.dumps(valid, indent=1) + "\n")
+        write_text(out / "summary.json", json.dumps(valid, indent=1) + "\n")
         return summary
     finally:
         report.close()
@@ -123,6 +124,7 @@ def _check_out(config: TrainConfig) -> None:
     out = Path(config.run.out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is not a folder")
+    require_writable(out, "--out")
     there = os.listdir(out) if out.is_dir() else []
     if not (out / "checkpoints").exists() and not (out / "best").exists() and set(there) <= {*OURS}:
         there = []  # a run that ended before it saved anything
@@ -176,7 +178,7 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
             path = out / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     text = cli.toml(config.as_dict())
-    checkpoint.write_atomic(out / "config.toml", text)
+    write_text(out / "config.toml", text)
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
@@ -202,7 +204,8 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
 
 def _lock(out: Path) -> IO[str]:
     """Hold --out for this process; freed when it ends, however it ends."""
-    file = open(out / ".lock", "w")  # noqa: SIM115
+    with named(out, out / ".lock"):
+        file = open(out / ".lock", "w")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -24,6 +24,7 @@ from dlrm.datasets.base import Dataset
 from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite
 from dlrm.errors import InputError
+from dlrm.files import explain
 from dlrm.metrics import Collector, Scores
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
@@ -290,7 +291,7 @@ class Trainer:
             checkpoint.prune(self.out, self.config.run.keep)
         except OSError as error:
             self.report.warn(
-                f"step {self.at.step}: checkpoint not saved, training goes on: {error}"
+                f"step {self.at.step}: checkpoint not saved, training goes on: {explain(error)}"
             )
 
     def _save_last(self) -> None:

@@ -59,7 +59,7 @@ def stop(*args: object, **options: object) -> None:
         (train, "load_dataset", ["--data", "synthetic", "--out", "OUT"]),
         (evaluate, "resolve", ["RUN"]),
         (predict, "load_model", ["RUN", "--out", "OUT"]),
-        (export, "load_model", ["RUN", "--out", "OUT"]),
+        (export, "load_model", ["RUN", "--out", "m.pt2"]),
         (benchmark, "loop_table", ["loop"]),
         (preprocess, "preprocess_criteo", ["--input", "x", "--out", "OUT"]),
         (check, "run_checks", []),
@@ -71,6 +71,29 @@ def test_an_interrupt_of_a_command_is_one_line(module, where, flags, tmp_path, m
     error = capsys.readouterr().err
     assert error.startswith("interrupted") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlrm.check", "--json"], cwd=ROOT, stdout=write, stderr=-1, env=env
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line():
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dlrm.datasets.sample", "--check"], cwd=ROOT, stdout=full,
+            stderr=subprocess.PIPE, text=True, env=env,
+        )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith("error: No space left on device")
+    assert done.stderr.count("\n") == 1
 
 
 def test_importing_the_package_elsewhere_leaves_ctrl_c_alone():

@@ -434,7 +434,7 @@ def test_outputs_that_are_refused(
     assert "workers: 0" in error(str(tmp_path / "o"), "--workers", "0")
     usage = prepare.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(prepare.shutil, "disk_usage", lambda _: usage._replace(free=9999))
-    assert "the rows need about 0.0 GB" in error(str(tmp_path / "o"))
+    assert "the rows need about 0 MB" in error(str(tmp_path / "o"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "mine"]
     with pytest.raises(SystemExit, match="2"):
         main(["--input", str(raw)])
@@ -464,7 +464,7 @@ def test_disk_full_says_so_and_goes_on_later(
         real(path, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(chunk, "_write_chunk", full)
-    with pytest.raises(InputError, match=r"disk is full.*goes on where it stopped"):
+    with pytest.raises(InputError, match=r"disk of .* is full.*goes on where it stopped"):
         preprocess_criteo(raw, out, chunk_bytes=9000)
     assert not out.exists() and len(list(tmp_path.rglob("*.chunk"))) == 3
     monkeypatch.setattr(chunk, "_write_chunk", real)

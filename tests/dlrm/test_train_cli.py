@@ -242,6 +242,7 @@ def test_a_full_disk_is_survived_with_a_clear_error(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "checkpoint not saved, training goes on" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
+    assert "partial" not in done.stderr and "free some space" in done.stderr
     assert not list(out.rglob("*partial*")) and not (out / "summary.json").exists()
 
 

@@ -33,6 +33,7 @@ from dlrm.datasets.criteo.pool import Pool
 from dlrm.datasets.criteo.report import Progress
 from dlrm.datasets.criteo.source import CHUNK, Source, inspect_inputs
 from dlrm.errors import InputError
+from dlrm.files import named
 
 MAX_WORKERS = 8  # by default: a worker takes up to about 150 MB
 SMALL = 8 << 20  # bytes of input that one process has read before another has started
@@ -225,9 +226,10 @@ def _refusing(parent: Path, folder: Path) -> Iterator[Path]:
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            with named(folder, work):
+                raise
         raise InputError(
-            f"the disk is full ({error.filename or parent}). Free some space, and the same command "
+            f"out: the disk of {parent} is full. Free some space, and the same command "
             f"goes on where it stopped; or remove {work}"
         ) from None
 
@@ -246,7 +248,7 @@ def _check_disk(parent: Path, sources: list[Source]) -> None:
     free = shutil.disk_usage(parent).free
     if need > free:
         raise InputError(
-            f"out: the rows need about {need / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
+            f"out: the rows need about {need / 1e6:,.0f} MB, but {parent} has {free / 1e6:,.0f} MB "
             "free. Free some space, or name an --out on another disk"
         )
 
