@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from dlrm import cli
 from dlrm.config import PRESETS
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.errors import InputError
-from dlrm.files import write_text
+from dlrm.files import write_json
 from dlrm.report import Report
 from dlrm.settings import TrainConfig
 from dlrm.train import make_config
@@ -139,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise InputError("--input: name a raw Criteo file")
             figures = measure(o.input)
         if o.json:
-            write_text(Path(o.json), json.dumps(figures, indent=1) + "\n")
+            write_json(Path(o.json), figures)
         return 0
 
     return cli.run(command)

@@ -7,7 +7,6 @@ Prints the metrics with 95% confidence intervals, in all and by slice, and write
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from dlrm import bootstrap, cli
 from dlrm.checkpoint import load_model, resolve
 from dlrm.errors import InputError
-from dlrm.files import require_writable, write_text
+from dlrm.files import require_writable, write_json
 from dlrm.metrics import Scores, scores
 from dlrm.plots import reliability_plot
 from dlrm.scoring import dataset_of, score_split
@@ -51,6 +50,8 @@ def evaluate(
         model, dataset, part, limit=limit, quiet=quiet, also=slicer.update if slices else None
     )
     whole = scores(label, logit)
+    if warning := whole.one_class(part):
+        print(f"warning: {warning}", file=sys.stderr)
     result = {
         "checkpoint": str(resolve(path)),
         "data": dataset.name,
@@ -63,7 +64,7 @@ def evaluate(
         },
     }
     reliability_plot(label, logit, out / "reliability.png", f"{dataset.name}, {part}")
-    write_text(out / "evaluation.json", json.dumps(result, indent=1) + "\n")
+    write_json(out / "evaluation.json", result)
     return result
 
 

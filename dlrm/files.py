@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dlrm.errors import InputError
 
@@ -89,6 +92,24 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON. It has no word for NaN and infinity: null stands for them."""
+    write_text(path, json.dumps(finite(content), indent=1) + "\n")
+
+
+def finite(content: Any) -> Any:
+    """The same nested dictionaries and lists, with None for numbers that are not finite.
+
+    >>> finite({"auc": [float("nan"), 0.5]})
+    {'auc': [None, 0.5]}
+    """
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def require_writable(path: Path, flag: str) -> None:

@@ -28,12 +28,29 @@ class Scores:
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
+    def one_class(self, part: str) -> str:
+        """What to say if all labels of ``part`` are the same, so that AUC and NE are NaN; or ""."""
+        if self.rows == 0 or 0 < self.positives < self.rows:
+            return ""
+        return one_class_warning(part, self.rows, int(self.positives > 0))
+
     def __str__(self) -> str:
         bound = f" ± {self.auc_error:.1e}" if self.auc_error else ""
         return (
             f"AUC {self.auc:.4f}{bound} | logloss {self.logloss:.4f} | NE {self.ne:.4f} | "
             f"calibration {self.calibration:.4f} | {self.rows:,} rows, {self.positives:,} positive"
         )
+
+
+def one_class_warning(part: str, rows: int, label: int) -> str:
+    """In words: the labels of ``part`` are of one class."""
+    undefined = (
+        "the model can only learn a constant" if part == "train" else "AUC and NE are undefined"
+    )
+    return (
+        f"the {part} part has one class only: label {label} in all {rows:,} rows read, so "
+        f"{undefined}; check the labels, or split the data in another way"
+    )
 
 
 def sigmoid(logit: np.ndarray) -> np.ndarray:

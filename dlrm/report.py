@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from dlrm.errors import InputError
-from dlrm.files import named, write_text
+from dlrm.files import finite, named, write_text
 from dlrm.metrics import Scores
 
 
@@ -22,6 +22,7 @@ class Report:
         self.log_path, self.quiet = log, quiet
         self.file: TextIO | None = None
         self.bar: tqdm | None = None
+        self.warned: set[str] = set()
         self.board: Any = None
         if tensorboard:
             try:
@@ -58,6 +59,12 @@ class Report:
         """A line on stderr, also when quiet."""
         tqdm.write(f"warning: {line}", file=sys.stderr)
 
+    def warn_once(self, topic: str, line: str) -> None:
+        """A line on stderr, unless there was one on this topic before; "" says nothing."""
+        if line and topic not in self.warned:
+            self.warned.add(topic)
+            self.warn(line)
+
     def start(self, total: int, done: int, batch_size: int) -> None:
         """Show the bar of a training of ``total`` steps."""
         self.batch_size = batch_size
@@ -85,6 +92,7 @@ class Report:
     def scores(self, split: str, step: int, scores: Scores) -> None:
         """A validation or test is done."""
         self.say(f"step {step:,} {split}: {scores}")
+        self.warn_once(split, scores.one_class(split))
         self.event(split, step=step, **scores.as_dict())
         if self.board is not None:
             for name in ("auc", "logloss", "ne", "calibration"):
@@ -93,7 +101,7 @@ class Report:
     def event(self, event: str, **values: object) -> None:
         """A line in the log."""
         if self.file is not None:
-            self._write(json.dumps({"event": event, **values}) + "\n")
+            self._write(json.dumps(finite({"event": event, **values})) + "\n")
 
     def _write(self, line: str) -> None:
         assert self.file is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.datasets.planted import PlantedTruth
 from dlrm.errors import InputError
-from dlrm.files import named, require_writable, write_text
+from dlrm.files import named, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
@@ -110,8 +109,7 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         trainer.fit()
         scores = trainer.test()
         summary = _summary(config, trainer, scores)
-        valid = {k: None if v != v else v for k, v in summary.items()}  # JSON has no NaN
-        write_text(out / "summary.json", json.dumps(valid, indent=1) + "\n")
+        write_json(out / "summary.json", summary)
         return summary
     finally:
         report.close()
@@ -194,12 +192,31 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
     left = trainer.total_steps - trainer.at.step
-    if left > 0 and not trainer.at.done:
+    if origin is not None and (left <= 0 or trainer.at.done):
+        report.warn(_nothing_left(config, trainer, origin))
+    elif left > 0:
         seconds = trainer.time_step()
         report.say(
             f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
             "(measured on one batch), validation not counted"
         )
+
+
+def _nothing_left(config: TrainConfig, trainer: Trainer, origin: Path) -> str:
+    """Why a resumed run will not train, and what to give so that it does."""
+    done, total = trainer.at.step, trainer.total_steps
+    if trainer.at.done and trainer.stopped_early():
+        return (
+            f"nothing is left to train: {origin} is where an early stop ended the run, at step "
+            f"{done:,}; --overwrite with another --patience or --early-stop none trains anew"
+        )
+    flag = "--steps" if config.run.steps else "--epochs"
+    asked = f"--steps {total}" if config.run.steps else f"--epochs {config.run.epochs}"
+    more = done if config.run.steps else done // trainer.epoch_batches
+    return (
+        f"nothing is left to train: {origin} is at step {done:,}, and {asked} ends at step "
+        f"{total:,}; give {flag} above {more} to train on"
+    )
 
 
 def _lock(out: Path) -> IO[str]:

@@ -25,7 +25,7 @@ from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite
 from dlrm.errors import InputError
 from dlrm.files import explain
-from dlrm.metrics import Collector, Scores
+from dlrm.metrics import Collector, Scores, one_class_warning
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
 from dlrm.report import Report
@@ -93,6 +93,7 @@ class Trainer:
             self.average = [p.detach().clone() for p in self.model.parameters()]
         self.at = Position()
         self.trained_rows, self.train_seconds = 0, 0.0
+        self.labels: set[float] = set()  # that were met, until both were
         self._pending: list[tuple[Position, Batch, Tensor]] = []
         self._interrupted = False
 
@@ -187,6 +188,9 @@ class Trainer:
                     break
         self._flush_losses()
         self.train_seconds += time.perf_counter() - started
+        if len(self.labels) == 1:
+            label = int(next(iter(self.labels)))
+            self.report.warn_once("train", one_class_warning("train", self.trained_rows, label))
 
     @contextmanager
     def _batches(self) -> Iterator[Iterator[Batch]]:
@@ -200,6 +204,8 @@ class Trainer:
     def _record(self, batch: Batch, loss: Tensor) -> None:
         """Keep the loss; on a GPU it is read some steps later, so as not to wait for each."""
         self.trained_rows += len(batch)
+        if len(self.labels) < 2:
+            self.labels.update(batch.label.unique().tolist())
         self._pending.append((dataclasses.replace(self.at), batch, loss))
         if self.device.type == "cpu" or len(self._pending) >= 16:
             self._flush_losses()
@@ -269,9 +275,13 @@ class Trainer:
                 self._save_to(self.out / "best", weights_only=True)
         else:
             self.at.stale += 1
-            if run.early_stop != "none" and self.at.stale >= run.patience:
+            if self.stopped_early():
                 self.report.say(f"early stop: no better {run.early_stop} in {run.patience} times")
                 self.at.done = True
+
+    def stopped_early(self) -> bool:
+        """Whether the validations so far are reason enough not to train on."""
+        return self.config.run.early_stop != "none" and self.at.stale >= self.config.run.patience
 
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
@@ -339,7 +349,7 @@ class Trainer:
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]
         self.at = Position(**{name: state[name] for name in names})
-        self.at.done = self.at.done and self.at.step >= self.total_steps
+        self.at.done = self.at.done and (self.at.step >= self.total_steps or self.stopped_early())
 
     # ---- around the loop -----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from dlrm import bootstrap, evaluate, predict
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
+from dlrm.datasets.synthetic import SyntheticSplit
 from dlrm.metrics import scores, sigmoid
 from dlrm.plots import reliability_bins
 from dlrm.slices import Slicer
@@ -102,6 +103,24 @@ def test_predict_does_not_overwrite_its_input_or_a_device(run, tmp_path, capsys)
         assert predict.main([str(run), *flags]) == 2
         assert says in capsys.readouterr().err
     assert file.read_text() == "precious"
+
+
+def test_a_part_with_one_class_is_named_and_the_files_are_valid(run, tmp_path, monkeypatch, capsys):
+    read = SyntheticSplit.read
+
+    def all_zero(self: SyntheticSplit, start: int, stop: int) -> Batch:
+        batch = read(self, start, stop)
+        batch.label.zero_()
+        return batch
+
+    monkeypatch.setattr(SyntheticSplit, "read", all_zero)
+    flags = ["--part", "val", "--out", str(tmp_path), "--quiet"]
+    assert evaluate.main([str(run), *flags]) == 0
+    error = capsys.readouterr().err
+    assert "warning: the val part has one class only: label 0 in all 1,000 rows" in error
+    text = (tmp_path / "evaluation.json").read_text()
+    result = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert result["auc"] is None and result["logloss"] > 0
 
 
 @pytest.mark.parametrize(

@@ -151,17 +151,21 @@ def test_toml_round_trip():
 
 
 class Rows:
-    """Ten batches in memory; ``nan_at`` spoils a dense value."""
+    """Ten batches in memory; ``nan_at`` spoils a dense value, ``label`` is that of all rows."""
 
     block = 64
 
-    def __init__(self, size: int = 640, nan_at: int = -1, high: int = 5) -> None:
+    def __init__(
+        self, size: int = 640, nan_at: int = -1, high: int = 5, label: int | None = None
+    ) -> None:
         g = torch.Generator().manual_seed(0)
         self.dense = torch.randn(size, 2, generator=g)
         if nan_at >= 0:
             self.dense[nan_at, 1] = float("nan")
         self.ids = torch.randint(0, high, (size, 1), generator=g)
         self.label = (torch.rand(size, generator=g) < 0.5).float()
+        if label is not None:
+            self.label.fill_(label)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -196,6 +200,30 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_cause(tmp_path):
             ),
             in_memory(Rows()),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "label"), [("train", 1), ("val", 0), ("test", 0), ("test", 1)])
+def test_a_part_with_one_class_is_named_with_its_rows(part, label, tmp_path, capsys):
+    out = tmp_path / "run"
+    config = make_config(data="synthetic", out=str(out), quiet=True, batch_size=64, epochs=3)
+    data = in_memory(Rows())
+    data.splits[part] = Rows(label=label)  # type: ignore[index]
+    train(config, data)
+    said = [line for line in capsys.readouterr().err.splitlines() if "one class" in line]
+    assert len(said) == 1 and said[0].startswith(f"warning: the {part} part has one class only")
+    assert f"label {label} in all 640 rows" in said[0]
+    valid = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
+    summary = json.loads((out / "summary.json").read_text(), **valid)
+    assert (summary["auc"] is None) == (part == "test")
+    assert (summary["val_auc"] is None) == (part == "val")
+    for line in (out / "log.jsonl").read_text().splitlines():
+        json.loads(line, **valid)
+
+
+def test_parts_with_both_classes_get_no_warning(tmp_path, capsys):
+    config = make_config(data="synthetic", out=str(tmp_path / "a"), quiet=True, batch_size=64)
+    train(config, in_memory(Rows()))
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_ids_outside_their_table_are_refused(tmp_path):

@@ -102,6 +102,33 @@ def test_a_complete_run_resumed_says_the_same_again(unbroken, capsys):
     assert f"{before['auc']:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("steps", [60, 30])
+def test_a_resume_with_nothing_left_says_so_and_what_to_give(steps, unbroken, capsys):
+    again = [*FLAGS, "--out", str(unbroken), "--resume", "auto", "--steps", str(steps)]
+    assert main(again) == 0
+    error = capsys.readouterr().err
+    assert "warning: nothing is left to train" in error
+    assert f"is at step 60, and --steps {steps} ends at step {steps}" in error
+    assert "give --steps above 60 to train on" in error
+    # an epoch has 40 batches
+    assert main([*again, "--steps", "0", "--epochs", "1"]) == 0
+    assert "--epochs 1 ends at step 40; give --epochs above 1" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_early_is_not_trained_on(tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = [*FLAGS, "--out", str(out), "--steps", "2000", "--early-stop", "auc", "--patience", "1"]
+    flags += ["--eval-every", "5", "--dense-lr", "0", "--sparse-lr", "0", "--samples", "2000"]
+    assert main(flags) == 0
+    before = json.loads((out / "summary.json").read_text())
+    assert before["steps"] == 10  # nothing is learnt: the second validation is no better
+    capsys.readouterr()
+    assert main([*flags, "--resume", "auto"]) == 0
+    after = json.loads((out / "summary.json").read_text())
+    assert (after["steps"], after["auc"]) == (before["steps"], before["auc"])
+    assert "where an early stop ended the run, at step 10" in capsys.readouterr().err
+
+
 def test_other_settings_or_data_are_refused_with_both_values(unbroken, capsys):
     again = [*FLAGS, "--out", str(unbroken), "--resume", "auto"]
     assert main([*again, "--dense-lr", "0.5"]) == 2
