@@ -117,8 +117,9 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             self.schedules[name].step()
         if self.average is not None:
-            # the first steps weigh less, so that the initial weights are soon forgotten
-            decay = min(self.config.optim.ema, (1 + self.at.step) / (10 + self.at.step))
+            # the plain mean of the steps so far, until their number calls for the exponential one:
+            # that would hold on to the initial weights
+            decay = min(self.config.optim.ema, self.at.step / (1 + self.at.step))
             weights = [p.detach() for p in self.model.parameters()]
             torch._foreach_lerp_(self.average, weights, 1 - decay)
         return loss.detach()
