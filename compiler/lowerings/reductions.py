@@ -10,10 +10,10 @@ from torch import fx
 
 from compiler.codegen.types import computed
 from compiler.graph import Graph
-from compiler.ir import Cast, Index, Integer, Layout, LoopOp, Sizes, Value, loops, product
+from compiler.ir import Index, Integer, Layout, LoopOp, Sizes, Value, loops, product
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
-from compiler.values import as_expr, cast, combine
+from compiler.values import as_expr, cast, combine, constant
 
 
 def reduce(
@@ -21,8 +21,7 @@ def reduce(
     dtype: torch.dtype, inner: torch.dtype | None = None,
 ) -> Value:  # fmt: skip
     """``x`` reduced over ``dims``, computed in ``inner`` and stored as ``dtype``."""
-    rank = len(x.size)
-    over = sorted({d % rank for d in dims}) if rank else []
+    rank, over = len(x.size), dims
     kept = [d for d in range(rank) if d not in over]
     size: Sizes = tuple(x.size[d] for d in kept)
     at, outer = loops("i", size)
@@ -36,17 +35,9 @@ def reduce(
         graph.ops.append(
             LoopOp(buffer, buffer.layout().index(at), outer, body, kind, within, node.name)
         )
-    elif kind in ("argmax", "argmin"):
-        zero = Value(dtype, size, lambda at: as_expr(Cast(body, torch.int64), torch.int64))
-        graph.store(
-            zero.map(lambda e: combine("mul", [zero, 0], size, dtype, dtype).fn(at)),
-            buffer.layout(),
-            node.name,
-        )
-    else:
-        graph.ops.append(
-            LoopOp(buffer, buffer.layout().index(at), outer, as_expr(body, dtype), note=node.name)
-        )
+    else:  # of one element each
+        only = constant(0, dtype) if kind.startswith("arg") else as_expr(body, dtype)
+        graph.ops.append(LoopOp(buffer, buffer.layout().index(at), outer, only, note=node.name))
     result = buffer.value()
     if keep and over:
         wide = tuple(Integer(1) if d in over else x.size[d] for d in range(rank))
@@ -63,14 +54,13 @@ def _kept(value: Value, size: Sizes, kept: Sequence[int]) -> Value:
 
 
 def _dims(x: Value, dims: Any) -> list[int]:
+    """Which dimensions an argument names, counted from 0; all of them if it names none."""
+    rank = len(x.size)
+    if rank == 0:
+        return []
     if dims is None or (isinstance(dims, list | tuple) and not dims):
-        return list(range(len(x.size)))
-    return list(dims) if isinstance(dims, list | tuple) else [dims]
-
-
-def _empty(x: Value, dims: Sequence[int]) -> bool:
-    """Whether a reduced dimension may be empty."""
-    return any(x.size[d].is_number and x.size[d] == 0 for d in dims)
+        return list(range(rank))
+    return sorted({d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])})
 
 
 @lowers(aten.sum.dim_IntList, aten.sum.default)
@@ -129,8 +119,7 @@ def all_(graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool 
 @lowers(aten.argmax.default, aten.argmin.default)
 def argmax(graph: Graph, node: fx.Node, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     dims = _dims(x, dim)
-    sizes_ = [x.size[d] for d in dims]
-    if len([n for n in sizes_ if n != 1]) != 1:  # the place in a flattened tensor: by PyTorch
+    if sum(x.size[d] != 1 for d in dims) > 1:  # the place in a flattened tensor: by PyTorch
         return NotImplemented
     kind = "argmax" if node.target is aten.argmax.default else "argmin"
     return reduce(graph, node, x, kind, dims, keepdim, torch.int64, inner=x.dtype)
@@ -140,25 +129,18 @@ def argmax(graph: Graph, node: fx.Node, x: Value, dim: Any = None, keepdim: bool
 def softmax(graph: Graph, node: fx.Node, x: Value, dim: int, half_to_float: bool) -> Value:
     out = node.meta["val"].dtype
     inner = computed(out)
-    if not x.size:
-        x = Value(x.dtype, (Integer(1),), lambda at: x.fn(()))
-        dim = 0
-    x = cast(x, inner)
-    top = reduce(graph, node, x, "max", [dim], True, inner)
+    x, over = cast(x, inner), _dims(x, dim)
+    top = reduce(graph, node, x, "max", over, True, inner)
     shifted = combine("sub", [x, top], x.size, inner, inner)
     powers = combine("exp", [shifted], x.size, inner, inner)
     if node.target is aten._softmax.default:
         powers = graph.realize(powers, node.name).value()
-        total = reduce(graph, node, powers, "sum", [dim], True, inner)
+        total = reduce(graph, node, powers, "sum", over, True, inner)
         result = combine("div", [powers, total], x.size, inner, inner)
     else:
-        total = reduce(graph, node, powers, "sum", [dim], True, inner)
+        total = reduce(graph, node, powers, "sum", over, True, inner)
         logs = combine("log", [total], total.size, inner, inner)
         result = combine("sub", [shifted, logs], x.size, inner, inner)
-    size = shape_of(node)
-    if size != result.size:
-        fn = result.fn
-        result = Value(inner, size, lambda at: fn((Integer(0),)))
     return cast(result, out)
 
 
@@ -186,7 +168,7 @@ def var(
 ) -> Any:  # fmt: skip
     if not x.dtype.is_floating_point:
         return NotImplemented
-    over = [d % len(x.size) for d in _dims(x, dim)] if x.size else []
+    over = _dims(x, dim)
     average, variance = moments(graph, node, x, over, 1 if correction is None else correction)
     results = []
     for value in (variance, average):
