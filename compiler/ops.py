@@ -27,7 +27,9 @@ def mlp(x: Tensor, weights: list[Tensor], biases: list[Tensor], activations: str
 
     ``activations`` are names of ``ACTIVATIONS``, joined by commas.
     """
-    return [y.contiguous() for y in mlp_kernel.mlp_forward(x, _layers(weights, biases, activations))]
+    return [
+        y.contiguous() for y in mlp_kernel.mlp_forward(x, _layers(weights, biases, activations))
+    ]
 
 
 @mlp.register_fake

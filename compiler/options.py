@@ -45,3 +45,8 @@ class Options:
         """Tell the listeners about a graph's stages."""
         for listener in _listeners:
             listener(half, gm, graph, steps, module)
+
+    def report_patterns(self, found: list[str]) -> None:
+        """Tell the listeners what patterns replaced."""
+        for listener in _listeners:
+            listener("patterns", found)

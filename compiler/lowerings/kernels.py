@@ -37,7 +37,12 @@ def _spread(columns: Index) -> Index:
 
 @lowers(ops.mlp.default)
 def mlp(
-    graph: Graph, node: fx.Node, x: Value, weights: list[Value], biases: list[Value], activations: str
+    graph: Graph,
+    node: fx.Node,
+    x: Value,
+    weights: list[Value],
+    biases: list[Value],
+    activations: str,
 ) -> Any:
     dtype = x.dtype
     if dtype not in SUFFIX or any(v.dtype != dtype for v in (*weights, *biases)):
@@ -51,9 +56,7 @@ def mlp(
     for k, meta in enumerate(metas):
         if k in wanted:
             outs[k] = graph.buffer(dtype, sizes(meta.shape), note=node.name).layout()
-    packs = [
-        scratch(graph, packed_numbers(w.size[0], w.size[1], dtype), dtype) for w in layers
-    ]
+    packs = [scratch(graph, packed_numbers(w.size[0], w.size[1], dtype), dtype) for w in layers]
     names = activations.split(",")
 
     def emit(code: Any, problem: int) -> None:
@@ -122,9 +125,7 @@ def mlp_backward(
     ]
     batch = data.size[0]
     between = [scratch(graph, batch * _spread(w.size[0]), dtype) for w in layers]
-    packs = [
-        scratch(graph, packed_numbers(w.size[1], w.size[0], dtype), dtype) for w in layers
-    ]
+    packs = [scratch(graph, packed_numbers(w.size[1], w.size[0], dtype), dtype) for w in layers]
 
     def emit(code: Any, problem: int) -> None:
         suffix, count = SUFFIX[dtype], len(layers)
@@ -186,7 +187,9 @@ def _addresses(code: Any, name: str, vectors: Sequence[Layout]) -> None:
     width = index_text(vectors[0].size[-1])
     code.add(_array(f"{name}_bases", bases), _array(f"{name}_strides", strides))
     code.add(
-        _array(name, [f"(Int){name}_bases", f"(Int){name}_strides", "0", "0", "0", str(count), width])
+        _array(
+            name, [f"(Int){name}_bases", f"(Int){name}_strides", "0", "0", "0", str(count), width]
+        )
     )
 
 
@@ -226,7 +229,12 @@ def interact_backward(
     def emit(code: Any, problem: int) -> None:
         _addresses(code, "features", vectors)
         _addresses(code, "gradients", outs)
-        shape = [index_text(vectors[0].size[0]), str(int(dense)), str(int(self_pairs)), row(gradient)]
+        shape = [
+            index_text(vectors[0].size[0]),
+            str(int(dense)),
+            str(int(self_pairs)),
+            row(gradient),
+        ]
         code.add(_array("shape", [*shape, "0"]))
         code.add(
             f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, gradients, "
@@ -267,7 +275,7 @@ def bags(
             fields += [
                 f"(Int){pointer(own)}", str(int(ids[f].dtype == torch.int64)), index_text(count),
                 f"(Int){pointer(starts[f])}" if starts else "0",
-                str(int(starts and offsets[f].dtype == torch.int64)),
+                str(int(bool(starts) and offsets[f].dtype == torch.int64)),
                 str(int(include_last_offset)), length, index_text(size[0]),
                 f"(Int){pointer(scales[f])}" if scales else "0",
                 str(padding[f]) if padding else "-1",
@@ -283,9 +291,7 @@ def bags(
         code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
 
     reads = [*rows, *places, *starts, *scales]
-    graph.ops.append(
-        KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, node.name)
-    )
+    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, node.name))
     return out.value()
 
 
