@@ -16,18 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils.weak import WeakIdKeyDictionary
 
 from compiler.kernels.bags import Bags
 from compiler.kernels.embedding_bag import pool_into, weight_gradients
 from compiler.kernels.row_update import sparse_gradients
 
 # tables whose gradient an optimizer takes as lookups: see take_lookups
-_takers: weakref.WeakKeyDictionary[Tensor, Callable[..., None]] = weakref.WeakKeyDictionary()
+_takers: Any = WeakIdKeyDictionary()
 
 
 def take_lookups(table: Tensor, taker: Callable[..., None]) -> None:
-    """Let ``taker(tables, bags, grad, argmax)`` have the gradients of a table from now on."""
-    _takers[table] = taker
+    """Let ``taker(tables, bags, grad, argmax)``, a method, have a table's gradients from now on.
+
+    It ends with the life of the method's object.
+    """
+    _takers[table] = weakref.WeakMethod(taker)
+
+
+def _taker(table: Tensor) -> Callable[..., None] | None:
+    found = _takers.get(table)
+    return None if found is None else found()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class _Pooled(torch.autograd.Function):
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         wanted = ctx.needs_input_grad[3 : 3 + len(tables)]
-        takers = {_takers.get(t) for t, w in zip(tables, wanted, strict=True) if w}
+        takers = {_taker(t) for t, w in zip(tables, wanted, strict=True) if w}
         found: list[Any] = [None] * len(tables)
         if len(takers) == 1 and None not in takers and all(wanted):
             next(iter(takers))(tables, bags, grad, ctx.argmax)  # type: ignore[misc]
