@@ -54,7 +54,7 @@ def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
     rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants)
-    options.report_patterns(rewrite.found)
+    options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
         return run, rewrite.checks
