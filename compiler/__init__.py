@@ -1,4 +1,24 @@
 """A torch.compile backend for recommendation models that one can read.
 
-It never imports ``dlrm``: everything here works on any model.
+``compiler.compile(model)`` or ``torch.compile(model, backend="dlrm")`` compiles;
+``compiler.explain(model, *inputs)`` shows each stage. Start reading in ``backend.py``. Nothing here
+imports ``dlrm``: it works on any model.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compiler.api import Explanation, compile, explain
+
+__all__ = ["Explanation", "compile", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the compiler only when it is used: it brings in much of PyTorch."""
+    if name in __all__:
+        from compiler import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

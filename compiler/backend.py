@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from compiler import compat
-from compiler.codegen.wrapper import Module, generate
+from compiler import compat, patterns
+from compiler.codegen.wrapper import generate
 from compiler.lower import lower
 from compiler.options import Options
 from compiler.runtime.build import NoCompiler
@@ -28,16 +28,60 @@ def dlrm(gm: fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Cal
     """The backend's entry point, as ``torch.compile(model, backend="dlrm")`` calls it."""
     options = Options.of(given)
     try:
-        return compat.aot_autograd(
-            fw_compiler=lambda g, x: compile_graph(g, x, options, "forward"),
-            bw_compiler=lambda g, x: compile_graph(g, x, options, "backward"),
-            inference_compiler=lambda g, x: compile_graph(g, x, options, "inference"),
-            decompositions=compat.decompositions(),
-            partition_fn=compat.min_cut_rematerialization_partition,
-        )(gm, example_inputs)
+        if not options.patterns:
+            return _traced(gm, example_inputs, options)
+        run, checks = _with_patterns(gm, example_inputs, options, constants=True)
+        return _Checked(run, checks, gm, options) if checks else run
     except NoCompiler as error:
         warnings.warn(f"running eagerly: {error}", stacklevel=2)
         return gm.forward
+
+
+def _traced(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """AOTAutograd traces the graph's backward; each half goes to ``compile_graph``."""
+    return compat.aot_autograd(
+        fw_compiler=lambda g, x: compile_graph(g, x, options, "forward"),
+        bw_compiler=lambda g, x: compile_graph(g, x, options, "backward"),
+        inference_compiler=lambda g, x: compile_graph(g, x, options, "inference"),
+        decompositions=compat.decompositions(),
+        partition_fn=compat.min_cut_rematerialization_partition,
+    )(gm, example_inputs)
+
+
+def _with_patterns(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
+) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
+    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants)
+    options.report_patterns(gm, rewrite.found)
+    run = _traced(rewrite.gm, rewrite.inputs, options)
+    if rewrite.before is None:
+        return run, rewrite.checks
+    before = rewrite.before
+
+    def with_bags(*inputs: Any) -> Any:
+        return run(*inputs, *before(*inputs))
+
+    return with_bags, rewrite.checks
+
+
+class _Checked:
+    """A compiled graph that took some index inputs for constants; if they change, another one."""
+
+    def __init__(
+        self, run: Callable[..., Any], checks: list[tuple[int, Tensor]], whole: fx.GraphModule,
+        options: Options,
+    ) -> None:  # fmt: skip
+        self.run, self.checks, self.whole, self.options = run, checks, whole, options
+        self.general: Callable[..., Any] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if all(torch.equal(inputs[k], kept) for k, kept in self.checks):
+            return self.run(*inputs)
+        if self.general is None:
+            self.general, _ = _with_patterns(self.whole, inputs, self.options, constants=False)
+        return self.general(*inputs)
 
 
 def compile_graph(
@@ -51,4 +95,4 @@ def compile_graph(
     return module.load()
 
 
-__all__ = ["Module", "compile_graph", "dlrm", "torch"]
+__all__ = ["compile_graph", "dlrm"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 
-__all__ = ["aot_autograd", "decompositions", "is_dense", "min_cut_rematerialization_partition"]
+__all__ = ["aot_autograd", "copy_module", "decompositions", "is_dense", "min_cut_rematerialization_partition"]
 
 aten = torch.ops.aten
 
@@ -41,3 +43,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for op, made in table.items()
         if op.name().split("::")[1].split(".")[0] not in _KEPT
     }
+
+
+def copy_module(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph from Dynamo to edit: Dynamo itself reads the first one again."""
+    new = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for name in ("_param_name_to_source",):
+        if hasattr(gm, name):
+            setattr(new, name, getattr(gm, name))
+    for old, node in zip(gm.graph.nodes, new.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            node._dynamo_source = old._dynamo_source
+    return new

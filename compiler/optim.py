@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from compiler.bags import take_lookups
 from compiler.kernels.bags import Bags
-from compiler.kernels.row_update import KINDS, Update, new_state, update_bags
+from compiler.kernels.row_update import (
+    KINDS,
+    Update,
+    new_state,
+    sparse_gradients,
+    update_bags,
+)
 
 __all__ = ["KINDS", "SparseRows"]
 
@@ -20,6 +29,10 @@ class SparseRows(torch.optim.Optimizer):
     them. Rows that occur several times are summed first, in order, so each gets one exact update;
     the result is the same bits from run to run and for any number of threads. ``kind`` is one of
     ``KINDS``; see ``compiler.kernels.row_update.Update`` for the formulas. Tables are f32.
+
+    In a model that the compiler compiled, backward does not make these gradients at all: with
+    ``fused``, ``step`` takes the bags and the gradient of their pooled vectors, and sums and updates
+    the rows in one pass. ``table.grad`` then stays None.
 
     Raises ValueError for an unknown kind, a gradient that is not sparse, or another dtype.
 
@@ -39,15 +52,51 @@ class SparseRows(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
+        fused: bool = True,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"sparse optimizer: {kind!r} is none of {', '.join(KINDS)}")
         self.kind = kind
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "betas": betas}
+        self._lookups: list[Lookups] = []
         super().__init__(params, defaults)
+        if fused:
+            for group in self.param_groups:
+                for table in group["params"]:
+                    take_lookups(table, self._take)
+
+    def _take(
+        self, tables: Sequence[Tensor], bags: Bags, grad: Tensor, argmax: Sequence[Tensor] | None
+    ) -> None:
+        self._lookups.append(Lookups(tables, bags, grad, argmax))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also those that wait as lookups."""
+        self._lookups.clear()
+        super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        lookups, self._lookups = self._lookups, []
+        seen = [id(table) for one in lookups for table in one.tables]
+        single = len(seen) == len(set(seen)) and all(
+            table.grad is None for one in lookups for table in one.tables
+        )
+        groups = {id(t): group for group in self.param_groups for t in group["params"]}
+        for one in lookups:
+            if single:
+                states = [self._state(table) for table in one.tables]
+                updates = [
+                    self._update(groups[id(table)], state)
+                    for table, state in zip(one.tables, states, strict=True)
+                ]
+                update_bags(one.tables, one.bags, one.grad, updates, states, one.argmax)
+            else:  # gradients of several backward passes: each row needs their sum
+                one.accumulate()
+        self._step_gradients()
+
+    def _step_gradients(self) -> None:
+        """Update from sparse ``.grad``, as eager PyTorch makes it."""
         tables, ids, values, updates, states = [], [], [], [], []
         for group in self.param_groups:
             for table in group["params"]:
@@ -58,18 +107,19 @@ class SparseRows(torch.optim.Optimizer):
                 ids.append(table.grad._indices().view(-1, 1))  # (N, 1): each id is its own bag
                 values.append(_rows(table.grad._values()))  # (N, d)
                 states.append(self._state(table))
-                updates.append(
-                    Update(
-                        self.kind,
-                        float(group["lr"]),
-                        group["eps"],
-                        group["weight_decay"],
-                        group["betas"],
-                        int(states[-1].get("steps", 1)),
-                    )
-                )
+                updates.append(self._update(group, states[-1]))
         if tables:
             update_bags(tables, Bags(ids), values, updates, states)
+
+    def _update(self, group: dict[str, Any], state: dict[str, Tensor]) -> Update:
+        return Update(
+            self.kind,
+            float(group["lr"]),
+            group["eps"],
+            group["weight_decay"],
+            group["betas"],
+            int(state.get("steps", 1)),
+        )
 
     def _state(self, table: Tensor) -> dict[str, Tensor]:
         state = self.state[table]
@@ -80,6 +130,23 @@ class SparseRows(torch.optim.Optimizer):
         if self.kind == "adam":
             state["steps"] += 1
         return state
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """A backward pass of a group of bags that waits for the optimizer's step."""
+
+    tables: Sequence[Tensor]
+    bags: Bags
+    grad: Tensor  # (B, F, d)
+    argmax: Sequence[Tensor] | None
+
+    def accumulate(self) -> None:
+        """Add it to the tables' ``.grad``, sparse."""
+        rows = [table.shape[0] for table in self.tables]
+        found = sparse_gradients(rows, self.bags, self.grad, self.argmax)
+        for table, grad in zip(self.tables, found, strict=True):
+            table.grad = grad if table.grad is None else table.grad + grad
 
 
 def _check(table: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,3 +46,18 @@ class Options:
         """Tell the listeners about a graph's stages."""
         for listener in _listeners:
             listener(half, gm, graph, steps, module)
+
+    def report_patterns(self, gm: Any, found: list[str]) -> None:
+        """Tell the listeners what patterns replaced in Dynamo's graph."""
+        for listener in _listeners:
+            listener("patterns", gm.print_readable(print_output=False), found)
+
+
+@contextmanager
+def listening(listener: Callable[..., None]) -> Iterator[None]:
+    """Let ``listener(half, ...)`` hear of each graph that is compiled meanwhile."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

@@ -57,9 +57,7 @@ def declarations(names: Sequence[str]) -> str:
     for name in names:
         result, arguments = ENTRIES[name][1].split("(", 1)
         lines.append(f"static {result} (*{name})({arguments};")
-    sets = " ".join(
-        f"{name} = (decltype({name}))entries[{k}];" for k, name in enumerate(names)
-    )
+    sets = " ".join(f"{name} = (decltype({name}))entries[{k}];" for k, name in enumerate(names))
     return "\n".join([*lines, f"\nEXPORT void link(void** entries) {{ {sets} }}\n"])
 
 

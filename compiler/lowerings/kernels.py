@@ -1,1 +1,298 @@
-"""Fused operations as calls of the hand-written kernels."""
+"""The fused operations of ``compiler.ops`` as calls of the hand-written kernels."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+import compiler.ops  # noqa: F401  # defines torch.ops.dlrm
+from compiler.codegen.expressions import index_text
+from compiler.graph import Graph, KernelOp, sizes
+from compiler.ir import Index, Integer, Layout, Value
+from compiler.kernels import interaction, linear
+from compiler.kernels.bags import MODES
+from compiler.lower import lowers
+from compiler.lowerings.matmul import SUFFIX, packed_numbers, pointer, row, scratch, weight_layout
+
+ops = torch.ops.dlrm
+
+
+def _array(name: str, fields: Sequence[str]) -> str:
+    return f"Int {name}[] = {{{', '.join(fields)}}};"
+
+
+def _spread(columns: Index) -> Index:
+    """A row stride of an odd number of cache lines, so that columns do not share a cache set."""
+    if not columns.is_number or columns < 32:
+        return columns
+    return Integer((-(-int(columns) // 32) | 1) * 32)
+
+
+# MLP
+
+
+@lowers(ops.mlp.default)
+def mlp(
+    graph: Graph,
+    node: fx.Node,
+    x: Value,
+    weights: list[Value],
+    biases: list[Value],
+    activations: str,
+) -> Any:
+    dtype = x.dtype
+    if dtype not in SUFFIX or any(v.dtype != dtype for v in (*weights, *biases)):
+        return NotImplemented
+    data = graph.rows(x)
+    layers = [weight_layout(graph, w) for w in weights]
+    lines = [graph.dense(b) for b in biases]
+    metas = node.meta["val"]
+    wanted = _used(node, len(metas))
+    outs: list[Layout | None] = [None] * len(metas)
+    for k, meta in enumerate(metas):
+        if k in wanted:
+            outs[k] = graph.buffer(dtype, sizes(meta.shape), note=node.name).layout()
+    packs = [scratch(graph, packed_numbers(w.size[0], w.size[1], dtype), dtype) for w in layers]
+    names = activations.split(",")
+
+    def emit(code: Any, problem: int) -> None:
+        suffix = SUFFIX[dtype]
+        batch = index_text(data.size[0])
+        plain = all(w.stride[1] == 1 or w.size[1] == 1 for w in layers)
+        few = f"{batch} <= {linear.PLAIN_ROWS}" if plain else "false"
+        code.add(f"const bool few = {few};  // then packing costs more than it brings")
+        fields = []
+        for w, b, out, packed, name in zip(layers, lines, outs, packs, names, strict=True):
+            pack = (
+                f"pack_{suffix}({pointer(w)}, {index_text(w.stride[0])}, {index_text(w.stride[1])}, "
+                f"{index_text(w.size[0])}, {index_text(w.size[1])}, {packed.buffer.name}, threads);"
+            )
+            code.add(f"if (!few) {pack}")
+            kept = ("0", "0") if out is None else (f"(Int){pointer(out)}", row(out))
+            fields += [
+                f"(Int)(few ? (void*){pointer(w)} : (void*){packed.buffer.name})",
+                f"few ? {index_text(w.stride[0])} : 0", f"(Int){pointer(b)}",
+                index_text(w.size[1]), index_text(w.size[0]), str(linear.ACTIVATIONS.index(name)),
+                *kept, "0", "0", "0", "0",
+            ]  # fmt: skip
+        code.add(_array("layers", fields))
+        code.add(
+            f"mlp_forward_{suffix}({pointer(data)}, {row(data)}, {batch}, layers, {len(layers)}, "
+            "threads);"
+        )
+
+    made = [out for out in outs if out is not None]
+    entries = [f"{name}_{SUFFIX[dtype]}" for name in ("pack", "mlp_forward")]
+    graph.ops.append(
+        KernelOp("mlp", [data, *layers, *lines], [*made, *packs], entries, emit, node.name)
+    )
+    return [None if out is None else out.value() for out in outs]
+
+
+def _used(node: fx.Node, count: int) -> set[int]:
+    """Which of a node's results anybody reads."""
+    found = set()
+    for user in node.users:
+        if user.op != "call_function" or user.target is not operator.getitem:
+            return set(range(count))
+        found.add(user.args[1])
+    return found
+
+
+@lowers(ops.mlp_backward.default)
+def mlp_backward(
+    graph: Graph, node: fx.Node, g: Value, x: Value, outputs: list[Value], weights: list[Value],
+    biases: list[Value], activations: str, want_x: bool,
+) -> Any:  # fmt: skip
+    dtype = x.dtype
+    every = (g, *outputs, *weights)
+    names = activations.split(",")
+    if dtype not in SUFFIX or any(v.dtype != dtype for v in every):
+        return NotImplemented
+    if any(name not in linear.ACTIVATIONS[:3] for name in names):
+        return NotImplemented
+    data, gradient = graph.rows(x), graph.rows(g)
+    kept = [graph.rows(y) for y in outputs]
+    layers = [weight_layout(graph, w) for w in weights]
+    metas = node.meta["val"]
+    first = graph.buffer(dtype, sizes(metas[0].shape), note=node.name).layout() if want_x else None
+    found = [
+        graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]
+    ]
+    batch = data.size[0]
+    between = [scratch(graph, batch * _spread(w.size[0]), dtype) for w in layers]
+    packs = [scratch(graph, packed_numbers(w.size[1], w.size[0], dtype), dtype) for w in layers]
+
+    def emit(code: Any, problem: int) -> None:
+        suffix, count = SUFFIX[dtype], len(layers)
+        fields = []
+        for k, w in enumerate(layers):
+            outs, ins = index_text(w.size[0]), index_text(w.size[1])
+            needed = k > 0 or want_x
+            if needed:
+                code.add(
+                    f"pack_{suffix}({pointer(w)}, {index_text(w.stride[1])}, "
+                    f"{index_text(w.stride[0])}, {ins}, {outs}, {packs[k].buffer.name}, threads);"
+                )
+            fields += [
+                f"(Int){packs[k].buffer.name}", "0", "0", ins, outs,
+                str(linear.ACTIVATIONS.index(names[k])),
+                f"(Int){pointer(kept[k])}", row(kept[k]),
+                f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0])),
+                f"(Int){found[k].buffer.name}", f"(Int){found[count + k].buffer.name}",
+            ]  # fmt: skip
+        code.add(_array("layers", fields))
+        to = "nullptr, 0" if first is None else f"{first.buffer.name}, {row(first)}"
+        code.add(
+            f"mlp_backward_{suffix}({pointer(data)}, {row(data)}, {pointer(gradient)}, "
+            f"{row(gradient)}, {to}, {index_text(batch)}, layers, {count}, threads);"
+        )
+
+    made = [*found, *([] if first is None else [first])]
+    entries = [f"{name}_{SUFFIX[dtype]}" for name in ("pack", "mlp_backward")]
+    graph.ops.append(
+        KernelOp(
+            "mlp backward", [data, gradient, *kept, *layers], [*made, *between, *packs],
+            entries, emit, node.name,
+        )
+    )  # fmt: skip
+    empty = Value(dtype, (Integer(0),), data.value().fn)
+    return [empty if first is None else first.value(), *(f.value() for f in found)]
+
+
+# Interaction
+
+
+def _vectors(graph: Graph, features: Sequence[Value]) -> list[Layout]:
+    found = []
+    for f in features:
+        layout = graph.realize(f)
+        found.append(layout if layout.stride[-1] == 1 or layout.size[-1] == 1 else graph.dense(f))
+    return found
+
+
+def _addresses(code: Any, name: str, vectors: Sequence[Layout]) -> None:
+    """``struct Features`` of interaction.cpp for tensors (B, d) or (B, k, d)."""
+    count = sum(1 if len(v.size) == 2 else int(v.size[1]) for v in vectors)
+    bases, strides = [], []
+    for v in vectors:
+        for k in range(1 if len(v.size) == 2 else int(v.size[1])):
+            shift = "" if k == 0 else f" + {index_text(k * v.stride[1])}"
+            bases.append(f"(Int)({pointer(v)}{shift})")
+            strides.append(index_text(v.stride[0]))
+    width = index_text(vectors[0].size[-1])
+    code.add(_array(f"{name}_bases", bases), _array(f"{name}_strides", strides))
+    code.add(
+        _array(
+            name, [f"(Int){name}_bases", f"(Int){name}_strides", "0", "0", "0", str(count), width]
+        )
+    )
+
+
+@lowers(ops.interaction.default)
+def interact(
+    graph: Graph, node: fx.Node, features: list[Value], dense: bool, self_pairs: bool
+) -> Any:
+    dtype = features[0].dtype
+    if dtype not in SUFFIX or any(f.dtype != dtype for f in features):
+        return NotImplemented
+    vectors = _vectors(graph, features)
+    size = sizes(node.meta["val"].shape)
+    out = graph.buffer(dtype, size, note=node.name).layout()
+
+    def emit(code: Any, problem: int) -> None:
+        _addresses(code, "features", vectors)
+        shape = [index_text(size[0]), str(int(dense)), str(int(self_pairs)), row(out), "0"]
+        code.add(_array("shape", shape))
+        code.add(f"interaction_{SUFFIX[dtype]}(features, shape, {out.buffer.name}, threads);")
+
+    entries = [f"interaction_{SUFFIX[dtype]}"]
+    graph.ops.append(KernelOp("interaction", vectors, [out], entries, emit, node.name))
+    return out.value()
+
+
+@lowers(ops.interaction_backward.default)
+def interact_backward(
+    graph: Graph, node: fx.Node, g: Value, features: list[Value], dense: bool, self_pairs: bool
+) -> Any:
+    dtype = features[0].dtype
+    if dtype not in SUFFIX or any(f.dtype != dtype for f in (g, *features)):
+        return NotImplemented
+    vectors = _vectors(graph, features)
+    gradient = graph.rows(g)
+    outs = [graph.buffer(dtype, v.size, note=node.name).layout() for v in vectors]
+
+    def emit(code: Any, problem: int) -> None:
+        _addresses(code, "features", vectors)
+        _addresses(code, "gradients", outs)
+        shape = [
+            index_text(vectors[0].size[0]),
+            str(int(dense)),
+            str(int(self_pairs)),
+            row(gradient),
+        ]
+        code.add(_array("shape", [*shape, "0"]))
+        code.add(
+            f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, gradients, "
+            "threads);"
+        )
+
+    entries = [f"interaction_backward_{SUFFIX[dtype]}"]
+    graph.ops.append(
+        KernelOp("interaction backward", [*vectors, gradient], outs, entries, emit, node.name)
+    )
+    return [out.value() for out in outs]
+
+
+# Embedding bags
+
+
+@lowers(ops.embedding_bags.default)
+def bags(
+    graph: Graph, node: fx.Node, tables: list[Value], ids: list[Value], offsets: list[Value],
+    weights: list[Value], modes: str, padding: list[int], include_last_offset: bool,
+) -> Any:  # fmt: skip
+    if any(t.dtype not in SUFFIX or t.dtype != tables[0].dtype for t in tables):
+        return NotImplemented
+    rows = [graph.rows(t) for t in tables]
+    places = [graph.dense(i) for i in ids]
+    starts = [graph.dense(o) for o in offsets]
+    scales = [graph.dense(w) for w in weights]
+    dtype, size = tables[0].dtype, sizes(node.meta["val"].shape)
+    out = graph.buffer(dtype, size, note=node.name).layout()
+    names = modes.split(",")
+
+    def emit(code: Any, problem: int) -> None:
+        wide = dtype.itemsize
+        fields = []
+        for f, (table, own) in enumerate(zip(rows, places, strict=True)):
+            count = own.size[0] if starts else own.size[0] * own.size[1]
+            length = "0" if starts else index_text(own.size[1])
+            fields += [
+                f"(Int){pointer(own)}", str(int(ids[f].dtype == torch.int64)), index_text(count),
+                f"(Int){pointer(starts[f])}" if starts else "0",
+                str(int(bool(starts) and offsets[f].dtype == torch.int64)),
+                str(int(include_last_offset)), length, index_text(size[0]),
+                f"(Int){pointer(scales[f])}" if scales else "0",
+                str(padding[f]) if padding else "-1",
+                index_text(table.size[0]),
+                f"(Int){pointer(table)}", index_text(table.stride[0] * wide),
+                str(int(dtype == torch.bfloat16)), index_text(table.size[1]),
+                str(MODES.index(names[f])), "0", "0", "0",
+                f"(Int)({out.buffer.name} + {index_text(f * size[2])})",
+                index_text(size[1] * size[2] * wide), str(int(dtype == torch.bfloat16)), "0",
+            ]  # fmt: skip
+        code.add(_array("tables", fields), "Int found[4] = {0, 0, 0, 0};")
+        code.add(f"embedding_bags(tables, {len(rows)}, threads, found);")
+        code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
+
+    reads = [*rows, *places, *starts, *scales]
+    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, node.name))
+    return out.value()
+
+
+__all__ = ["bags", "interact", "interaction", "mlp"]

@@ -37,9 +37,7 @@ def packed_numbers(outputs: Index, inputs: Index, dtype: torch.dtype) -> Index:
     """How many numbers a packed weight takes; an upper bound where the sizes are symbolic."""
     if outputs.is_number and inputs.is_number:
         native = linear.library()
-        return Integer(
-            getattr(native, f"packed_size_{SUFFIX[dtype]}")(int(outputs), int(inputs))
-        )
+        return Integer(getattr(native, f"packed_size_{SUFFIX[dtype]}")(int(outputs), int(inputs)))
     return (outputs + 64) * (inputs + 2)
 
 
@@ -64,15 +62,21 @@ def product_lines(
     name = SUFFIX[dtype]
     m, k = (index_text(n) for n in a.size)
     n = index_text(b.size[1])
-    steps = index_text(b.stride[1]), index_text(b.stride[0])  # from output to output, input to input
+    steps = (
+        index_text(b.stride[1]),
+        index_text(b.stride[0]),
+    )  # from output to output, input to input
     at_a, at_b, at_out = (
-        pointer(layout) + (f" + {s}" if s else "") for layout, s in zip((a, b, out), shift, strict=True)
+        pointer(layout) + (f" + {s}" if s else "")
+        for layout, s in zip((a, b, out), shift, strict=True)
     )
     ends = f"{k}, {n}, {at_out}, {row(out)}, {bias}, nullptr, 0, 0, {threads}"
     plain = b.stride[0] == 1 or b.size[0] == 1
     if plain:
         few = f"{m} <= {linear.PLAIN_ROWS}"
-        code.add(f"if ({few}) {{", f"linear_{name}({at_a}, {row(a)}, {m}, {at_b}, {steps[0]}, {ends});")
+        code.add(
+            f"if ({few}) {{", f"linear_{name}({at_a}, {row(a)}, {m}, {at_b}, {steps[0]}, {ends});"
+        )
         code.add("}", "else {")
     code.add(f"pack_{name}({at_b}, {steps[0]}, {steps[1]}, {n}, {k}, {packed}, {threads});")
     code.add(f"linear_{name}({at_a}, {row(a)}, {m}, {packed}, 0, {ends});")

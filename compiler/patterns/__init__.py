@@ -1,0 +1,35 @@
+"""Patterns: parts of Dynamo's graph that a fused operation computes, found and replaced.
+
+They run before autograd is traced, so that each fused operation brings its own backward. Three:
+groups of embedding bags (``bags``), the pairwise-dot interaction (``interaction``) and chains of
+linear layers (``mlp``). A pattern matches what the graph computes, not one spelling of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+import compiler.ops  # noqa: F401  # defines torch.ops.dlrm
+from compiler.patterns import bags, interaction, mlp
+from compiler.patterns.match import Rewrite
+
+__all__ = ["Rewrite", "apply"]
+
+
+def apply(gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True) -> Rewrite:
+    """Replace what is found in ``gm``, in place.
+
+    ``inputs`` are example inputs, one for each placeholder. With ``constants``, index tensors among
+    them may be taken as they are now; the result's ``checks`` say which.
+    """
+    rewrite = Rewrite(gm, list(inputs), constants)
+    if any(device.type != "cpu" for device in rewrite.devices()):
+        return rewrite
+    bags.replace(rewrite)
+    interaction.replace(rewrite)
+    mlp.replace(rewrite)
+    rewrite.finish()
+    return rewrite

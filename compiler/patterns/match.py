@@ -1,0 +1,190 @@
+"""What the patterns share: canonical names of operations, shapes of nodes, and edits of a graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+_FUNCTIONS: dict[Any, str] = {
+    torch.relu: "relu", F.relu: "relu", torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
+    F.gelu: "gelu", F.linear: "linear", torch.bmm: "matmul", torch.matmul: "matmul",
+    operator.matmul: "matmul", torch.transpose: "transpose", torch.swapaxes: "transpose",
+    torch.permute: "permute", torch.einsum: "einsum", torch.stack: "stack", torch.cat: "cat",
+    torch.concat: "cat", torch.concatenate: "cat", torch.reshape: "reshape",
+    torch.flatten: "flatten", torch.unsqueeze: "unsqueeze", operator.getitem: "getitem",
+    F.embedding_bag: "embedding_bag", F.embedding: "embedding", torch.sum: "sum",
+    torch.mean: "mean", torch.select: "select", torch.tril_indices: "tril_indices",
+    torch.triu_indices: "triu_indices",
+}  # fmt: skip
+_METHODS = {
+    "relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "bmm": "matmul", "matmul": "matmul",
+    "__matmul__": "matmul", "transpose": "transpose", "swapaxes": "transpose",
+    "permute": "permute", "view": "reshape", "reshape": "reshape", "flatten": "flatten",
+    "unsqueeze": "unsqueeze", "sum": "sum", "mean": "mean", "select": "select",
+    "contiguous": "contiguous",
+}  # fmt: skip
+
+
+def kind(node: Any) -> str:
+    """The operation of a node by one name, however it was spelled; empty for others."""
+    if not isinstance(node, fx.Node):
+        return ""
+    if node.op == "call_function":
+        return _FUNCTIONS.get(node.target, "")
+    if node.op == "call_method":
+        return _METHODS.get(str(node.target), "")
+    return ""
+
+
+def value(node: Any) -> Any:
+    """The fake tensor (or number) that a node stands for."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
+
+
+def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
+    """An argument given by place or by name."""
+    if len(node.args) > place:
+        return node.args[place]
+    return node.kwargs.get(name, default)
+
+
+def rank(node: Any) -> int:
+    """The number of dimensions of a node's tensor, -1 if it is none."""
+    found = value(node)
+    return found.dim() if isinstance(found, Tensor) else -1
+
+
+def dimension(dim: Any, node: Any) -> int:
+    """A dimension counted from 0."""
+    return int(dim) % rank(node)
+
+
+def is_transpose_of(node: Any, other: Any) -> bool:
+    """Whether a node is ``other`` (B, K, d) with its last two dimensions swapped."""
+    if not isinstance(node, fx.Node):
+        return False
+    if kind(node) == "contiguous":
+        return is_transpose_of(node.args[0], other)
+    if kind(node) == "transpose" and node.args[0] is other:
+        a, b = (int(argument(node, k, f"dim{k - 1}")) % 3 for k in (1, 2))
+        return {a, b} == {1, 2}
+    if kind(node) == "permute" and node.args[0] is other:
+        order = node.args[1] if len(node.args) == 2 else node.args[1:]
+        return [int(d) % 3 for d in order] == [0, 2, 1]  # type: ignore[union-attr, arg-type]
+    named = node.op == "call_function" and node.target is getattr and node.args[1] in ("mT", "mH")
+    return bool(named) and node.args[0] is other
+
+
+class Rewrite:
+    """A graph under edit.
+
+    ``found`` lists what was replaced, for people; ``checks`` are inputs whose values the new graph
+    takes for granted: (number of the input, its value).
+    """
+
+    def __init__(self, gm: fx.GraphModule, inputs: list[Any], constants: bool) -> None:
+        self.gm, self.graph, self.inputs, self.constants = gm, gm.graph, inputs, constants
+        self.found: list[str] = []
+        self.checks: list[tuple[int, Tensor]] = []
+        self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        self.before: Any = None  # what runs eagerly before the graph: see compiler.bags
+        self._order = {n: k for k, n in enumerate(self.graph.nodes)}
+        self._fresh = 0
+
+    def devices(self) -> set[torch.device]:
+        return {v.device for n in self.graph.nodes if isinstance(v := value(n), Tensor)}
+
+    def region(self, node: fx.Node) -> int:
+        """How many autocast switches lie before a node: fused nodes must not span one."""
+        count = 0
+        for other in self.graph.nodes:
+            if other is node:
+                return count
+            if "autocast" in str(other.target) or "grad_enabled" in str(other.target):
+                count += 1
+        return count
+
+    def call(self, op: Callable[..., Any], args: Sequence[Any], before: fx.Node) -> fx.Node:
+        """A new node ``op(*args)`` before another, with its fake value."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(op, tuple(args))
+        fakes = fx.node.map_arg(tuple(args), value)
+        mode = next(
+            (v.fake_mode for n in self.graph.nodes if hasattr(v := value(n), "fake_mode")), None
+        )
+        if mode is None:
+            node.meta["example_value"] = op(*fakes)
+        else:
+            with mode, torch.no_grad():
+                node.meta["example_value"] = op(*fakes)
+        return node
+
+    def known(self, node: Any) -> Tensor | None:
+        """The value of an index tensor that is a constant, or an input taken as it is now."""
+        if isinstance(node, list | tuple) and all(isinstance(i, int) for i in node):
+            return torch.tensor(node)
+        if not isinstance(node, fx.Node):
+            return None
+        if node.op == "placeholder" and self.constants:
+            number = self.placeholders.index(node)
+            real = self.inputs[number]
+            if not isinstance(real, Tensor) or real.requires_grad or hasattr(real, "fake_mode"):
+                return None
+            kept = real.detach().clone()
+            if all(number != n for n, _ in self.checks):
+                self.checks.append((number, kept))
+            return kept
+        if node.op == "get_attr":
+            found = getattr(self.gm, str(node.target), None)
+            return found if isinstance(found, Tensor) else None
+        if kind(node) in ("tril_indices", "triu_indices") and not node.all_input_nodes:
+            return node.target(*node.args, **node.kwargs)  # type: ignore[operator, no-any-return]
+        if kind(node) in ("getitem", "select"):
+            base = self.known(node.args[0])
+            index = node.args[1] if kind(node) == "getitem" else argument(node, 2, "index")
+            if base is not None and isinstance(index, int):
+                return base[index]
+        return None
+
+    def finish(self) -> None:
+        """Put the nodes into an order that may run, and drop those that nobody uses."""
+        if not self.found:
+            return
+        if self.before is not None:
+            self.before.build(self.gm, len(self.placeholders) - len(self.before.lookups))
+        sort(self.graph)
+        self.graph.eliminate_dead_code()
+        self.graph.lint()
+        self.gm.recompile()
+
+
+def sort(graph: fx.Graph) -> None:
+    """Move nodes that come before one of their arguments to just behind it, keeping the order."""
+    placed: set[fx.Node] = set()
+    last: fx.Node | None = None
+
+    def place(node: fx.Node) -> None:
+        nonlocal last
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            waiting = [a for a in top.all_input_nodes if a not in placed]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if top in placed:
+                continue
+            if last is not None and last.next is not top:
+                last.append(top)
+            placed.add(top)
+            last = top
+
+    for node in list(graph.nodes):
+        if node not in placed:
+            place(node)

@@ -1,0 +1,89 @@
+"""Chains of linear layers, each with a bias and perhaps an activation, to ``dlrm::mlp``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from compiler.patterns.match import Rewrite, argument, kind, rank, value
+
+ACTIVATIONS = ("relu", "sigmoid", "gelu")
+
+
+def replace(rewrite: Rewrite) -> None:
+    """Replace every chain; one linear layer alone, without activation, stays a matrix product."""
+    done: set[fx.Node] = set()
+    for node in list(rewrite.graph.nodes):
+        if node in done or not _is_layer(node):
+            continue
+        chain = _chain(rewrite, node)
+        done.update(n for layer in chain for n in layer[:2] if n is not None)
+        if len(chain) > 1 or chain[0][1] is not None:
+            _fuse(rewrite, chain)
+
+
+Layer = tuple[fx.Node, fx.Node | None, str]  # linear, activation's node, activation's name
+
+
+def _is_layer(node: Any) -> bool:
+    """A linear layer with a bias on a matrix, f32 or bf16."""
+    if kind(node) != "linear" or rank(node) != 2:
+        return False
+    given = [argument(node, k, name) for k, name in enumerate(("input", "weight", "bias"))]
+    if not all(isinstance(v := value(g), Tensor) and v.device.type == "cpu" for g in given):
+        return False
+    types = {value(g).dtype for g in given}
+    halves = torch.is_autocast_enabled("cpu")
+    if halves and torch.get_autocast_dtype("cpu") != torch.bfloat16:
+        return False
+    return types in ({torch.float32}, {torch.bfloat16}) or (
+        halves and types <= {torch.float32, torch.bfloat16}
+    )
+
+
+def _chain(rewrite: Rewrite, first: fx.Node) -> list[Layer]:
+    chain: list[Layer] = []
+    node: Any = first
+    region = rewrite.region(first)
+    while True:
+        activation, name = _activation(rewrite, node)
+        chain.append((node, activation, name))
+        end = activation or node
+        users = list(end.users)
+        if len(users) != 1 or not _is_layer(users[0]) or users[0].args[0] is not end:
+            return chain
+        if rewrite.region(users[0]) != region:
+            return chain
+        node = users[0]
+
+
+def _activation(rewrite: Rewrite, node: fx.Node) -> tuple[fx.Node | None, str]:
+    users = list(node.users)
+    if len(users) != 1 or kind(users[0]) not in ACTIVATIONS or users[0].args[0] is not node:
+        return None, "none"
+    name = kind(users[0])
+    if name == "gelu":
+        exact = argument(users[0], 1, "approximate", "none") == "none"
+        if not exact or torch.is_grad_enabled():  # its output alone does not give its derivative
+            return None, "none"
+    return users[0], name
+
+
+def _fuse(rewrite: Rewrite, chain: list[Layer]) -> None:
+    x = argument(chain[0][0], 0, "input")
+    weights = [argument(n, 1, "weight") for n, _, _ in chain]
+    biases = [argument(n, 2, "bias") for n, _, _ in chain]
+    names = ",".join(name for _, _, name in chain)
+    last = chain[-1][1] or chain[-1][0]
+    outputs = rewrite.call(torch.ops.dlrm.mlp.default, (x, weights, biases, names), last)
+    result = rewrite.call(operator.getitem, (outputs, len(chain) - 1), last)
+    last.replace_all_uses_with(result)
+    for linear, activation, _ in reversed(chain):
+        for node in (activation, linear):
+            if node is not None and not node.users:
+                rewrite.graph.erase_node(node)
+    sizes = [str(value(x).shape[1]), *(str(value(b).shape[0]) for b in biases)]
+    rewrite.found.append(f"mlp {'-'.join(sizes)} ({names})")
