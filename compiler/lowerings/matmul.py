@@ -16,7 +16,8 @@ from compiler.graph import Graph, KernelOp, size
 from compiler.ir import Buffer, Index, Integer, Layout, Value
 from compiler.kernels import linear
 from compiler.lower import aten, lowers
-from compiler.lowerings.pointwise import cast, shape_of
+from compiler.lowerings.pointwise import shape_of
+from compiler.values import cast
 
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
