@@ -84,6 +84,10 @@ class _Pooled(torch.autograd.Function):
         found: list[Any] = [None] * len(tables)
         if len(takers) == 1 and None not in takers and all(wanted):
             next(iter(takers))(tables, bags, grad, ctx.argmax)  # type: ignore[misc]
+            # an empty gradient stands for the lookups, so that zeroing the model's gradients is seen
+            found[0] = torch.sparse_coo_tensor(
+                size=tables[0].shape, dtype=tables[0].dtype, check_invariants=False
+            )
         elif any(wanted):
             made = sparse_gradients([t.shape[0] for t in tables], bags, grad, ctx.argmax)
             for f, (table, want) in enumerate(zip(tables, wanted, strict=True)):

@@ -31,8 +31,9 @@ class SparseRows(torch.optim.Optimizer):
     ``KINDS``; see ``compiler.kernels.row_update.Update`` for the formulas. Tables are f32.
 
     In a model that the compiler compiled, backward does not make these gradients at all: with
-    ``fused``, ``step`` takes the bags and the gradient of their pooled vectors, and sums and updates
-    the rows in one pass. ``table.grad`` then stays None.
+    ``fused``, ``step`` takes the bags and the gradient of their pooled vectors, and sums and
+    updates the rows in one pass. ``table.grad`` is then None or empty. Zeroing the gradients of the model
+    (to None, the default) or of the optimizer drops what waits.
 
     Raises ValueError for an unknown kind, a gradient that is not sparse, or another dtype.
 
@@ -68,6 +69,8 @@ class SparseRows(torch.optim.Optimizer):
     def _take(
         self, tables: Sequence[Tensor], bags: Bags, grad: Tensor, argmax: Sequence[Tensor] | None
     ) -> None:
+        if tables[0].grad is None:  # zeroed since the lookups before
+            self._lookups = [one for one in self._lookups if one.tables[0] is not tables[0]]
         self._lookups.append(Lookups(tables, bags, grad, argmax))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -77,7 +80,12 @@ class SparseRows(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        lookups, self._lookups = self._lookups, []
+        # an empty gradient of the first table says that nobody zeroed the gradients since
+        lookups = [one for one in self._lookups if one.tables[0].grad is not None]
+        self._lookups = []
+        for one in lookups:
+            if one.tables[0].grad is not None and one.tables[0].grad._nnz() == 0:
+                one.tables[0].grad = None
         seen = [id(table) for one in lookups for table in one.tables]
         single = len(seen) == len(set(seen)) and all(
             table.grad is None for one in lookups for table in one.tables

@@ -69,9 +69,7 @@ class Trainer:
             )
         }
         if tables := self.model.sparse_parameters():
-            self.optimizers["sparse"] = SparseRows(
-                tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
-            )
+            self.optimizers["sparse"] = sparse_optimizer(tables, config)
         self.schedules = {
             name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
             for name, o in self.optimizers.items()
@@ -425,7 +423,30 @@ def compiled(model: nn.Module, how: str) -> Any:
         return model
     if how == "inductor":
         return torch.compile(model)
-    raise InputError(f"--compile {how}: not in this version yet; use none or inductor")
+    import compiler
+
+    return compiler.compile(model)
+
+
+def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """The tables' optimizer: PyTorch's operators, or with ``--compile dlrm`` one native call.
+
+    Both keep the same state under the same names, so that a checkpoint fits either.
+    """
+    opt = config.optim
+    if config.run.compile != "dlrm":
+        return SparseRows(
+            tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
+        )
+    from compiler.optim import SparseRows as NativeRows
+
+    return NativeRows(
+        tables,
+        opt.sparse_optimizer,
+        opt.sparse_lr,
+        weight_decay=opt.sparse_weight_decay,
+        fused=opt.clip == 0,  # clipping wants to see the gradients
+    )
 
 
 def peak_rss_mb() -> float:

@@ -72,7 +72,7 @@ def test_a_run_that_saved_nothing_does_not_block_its_folder(tmp_path, capsys):
             [*QUICK, "--out", "OUT", "--dense-lr", "nan"],
             "--dense-lr: nan must be 0 or more",
         ),
-        ([*QUICK, "--out", "OUT", "--compile", "dlrm"], "--compile dlrm"),
+        ([*QUICK, "--out", "OUT", "--compile", "jit"], "'jit'"),
         ([*QUICK, "--out", "OUT", "--device", "tpu"], "--device"),
         ([*QUICK, "--out", "OUT", "--device", "cuda:99"], "GPUs"),
         ([*QUICK, "--out", "OUT", "--pooling", "max"], "pooling: 'max' is none of sum, mean"),
@@ -295,12 +295,25 @@ def test_tensorboard(tmp_path):
     assert any(p.stat().st_size > 100 for p in board.iterdir())
 
 
-@pytest.mark.slow
-def test_inductor_gives_the_same_losses(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        ("dlrm", []),
+        ("dlrm", ["--clip", "0.5"]),
+        pytest.param(
+            "dlrm",
+            ["--interaction", "cross", "--sparse-optimizer", "adam"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("inductor", [], marks=pytest.mark.slow),
+    ],
+)
+def test_compilers_give_the_same_losses(tmp_path, how, more):
     losses = []
-    for how in ("none", "inductor"):
-        out = tmp_path / how
-        assert main([*QUICK, "--out", str(out), "--compile", how, "--steps", "30"]) == 0
+    for name in ("none", how):
+        out = tmp_path / name
+        flags = ["--compile", name, "--steps", "30", "--eval-every", "15", *more]
+        assert main([*QUICK, "--out", str(out), *flags]) == 0
         log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         losses.append([e["loss"] for e in log if e["event"] == "step"])
     torch.testing.assert_close(*map(torch.tensor, losses), atol=1e-5, rtol=1e-5)
