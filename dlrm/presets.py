@@ -13,7 +13,7 @@ TRAIN_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "movielens": {
         "data": {
             "batch_size": 1024,
-            "tables": "user,item,year,genres,liked,disliked,fans,critics",
+            "tables": "user,item,genres,liked,disliked,fans,critics",
             "lag": 20_000,
         },
         "optim": {
@@ -21,6 +21,7 @@ TRAIN_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "sparse_optimizer": "adam",
             "sparse_lr": 2e-3,
             "sparse_weight_decay": 1e-4,
+            "ema": 0.998,
         },
         "run": {"epochs": 25, "early_stop": "auc", "patience": 3},
     },

@@ -12,7 +12,6 @@ from compiler.codegen.types import computed
 from compiler.graph import Graph
 from compiler.ir import Index, Integer, Layout, LoopOp, Sizes, Value, loops, product
 from compiler.lower import aten, lowers
-from compiler.lowerings.pointwise import shape_of
 from compiler.values import as_expr, cast, combine, constant
 
 

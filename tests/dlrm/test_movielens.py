@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ import torch
 
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
+from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.datasets.movielens import PARTS, find_movielens, load_movielens
 from dlrm.datasets.movielens_files import GENRES, read_ratings
 from dlrm.errors import InputError
+from dlrm.report import Report
+from dlrm.train import make_config
+from dlrm.trainer import Trainer
 
 USERS, ITEMS, RATINGS = 30, 40, 600
 INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
@@ -323,6 +328,31 @@ def test_nothing_there_names_both_layouts_and_the_variable(
     monkeypatch.setenv("DLRM_DATA_DIR", str(tmp_path))
     with pytest.raises(InputError, match="ml-100k: no MovieLens 100K here"):
         load_movielens()
+
+
+def test_the_preset_scores_the_mean_weights_of_its_steps(typed: Path, tmp_path: Path) -> None:
+    told = {"split": "time", "lag": 100, "batch_size": 64, "threads": 1, "seed": 3}
+    config = make_config(
+        "movielens", data="movielens", input=str(typed), out=str(tmp_path / "run"), **told
+    )
+    assert config.optim.ema > 0.99
+    data = load_dataset(config.data, config.model)
+    assert ",".join(data.table_names) == config.data.tables
+    config = dataclasses.replace(config, model=fit_model(config.model, data, frozenset()))
+    trainer = Trainer(config, data, Report(None, quiet=True))
+    steps = []
+    for batch in trainer.train_reader.epoch(0):
+        trainer.step(batch)
+        trainer.at.step += 1
+        steps.append([p.detach().clone() for p in trainer.model.parameters()])
+    assert len(steps) == 8
+    with trainer.averaged():
+        for k, p in enumerate(trainer.model.parameters()):
+            mean = torch.stack([weights[k] for weights in steps]).mean(0)
+            torch.testing.assert_close(p.detach(), mean)
+            assert not torch.allclose(mean, steps[-1][k]), "weights that stay prove nothing"
+    for p, last in zip(trainer.model.parameters(), steps[-1], strict=True):
+        assert torch.equal(p, last)
 
 
 def test_bad_arguments(typed: Path) -> None:
