@@ -41,10 +41,11 @@ def _traced(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
     """AOTAutograd traces the graph's backward; each half goes to ``compile_graph``."""
+    frozen = compat.static_inputs(gm) if options.freeze else ()
     return compat.aot_autograd(
         fw_compiler=lambda g, x: compile_graph(g, x, options, "forward"),
         bw_compiler=lambda g, x: compile_graph(g, x, options, "backward"),
-        inference_compiler=lambda g, x: compile_graph(g, x, options, "inference"),
+        inference_compiler=lambda g, x: compile_graph(g, x, options, "inference", frozen),
         decompositions=compat.decompositions(),
         partition_fn=compat.min_cut_rematerialization_partition,
     )(gm, example_inputs)
@@ -85,10 +86,14 @@ class _Checked:
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, half: str
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    half: str,
+    frozen: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
-    graph = lower(gm, options.inlining)
+    graph = lower(gm, options.inlining, frozen)
     steps = schedule(graph, options.fusion)
     module = generate(graph, steps, options.reuse)
     options.report(half, gm, graph, steps, module)

@@ -14,7 +14,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 
-__all__ = ["aot_autograd", "copy_module", "decompositions", "is_dense", "min_cut_rematerialization_partition"]
+__all__ = [
+    "aot_autograd",
+    "copy_module",
+    "decompositions",
+    "is_dense",
+    "min_cut_rematerialization_partition",
+    "static_inputs",
+]
 
 aten = torch.ops.aten
 
@@ -55,3 +62,13 @@ def copy_module(gm: fx.GraphModule) -> fx.GraphModule:
         if hasattr(old, "_dynamo_source"):
             node._dynamo_source = old._dynamo_source
     return new
+
+
+def static_inputs(gm: fx.GraphModule) -> list[int]:
+    """Which inputs of Dynamo's graph are parameters and buffers of a model."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    return [
+        k
+        for k, node in enumerate(placeholders)
+        if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+    ]

@@ -89,6 +89,7 @@ class Graph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
     inlining: bool = True
+    frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
     _count: int = 0
 
     def buffer(
@@ -98,6 +99,14 @@ class Graph:
         name = f"buf{self._count}"
         self._count += 1
         return Buffer(name, dtype, tuple(size), stride or contiguous(size), note=note)
+
+    def is_frozen(self, buffer: Buffer) -> bool:
+        """Whether a buffer depends on frozen inputs alone."""
+        if buffer in self.frozen:
+            return True
+        writers = [op for op in self.ops if buffer in op.writes()]
+        reads = [b for op in writers for b in op.reads()]
+        return bool(reads) and all(b is not buffer and self.is_frozen(b) for b in reads)
 
     def realize(self, value: Value, note: str = "", stride: Sizes | None = None) -> Layout:
         """The value in memory: where it is already, or in a new buffer."""

@@ -8,7 +8,7 @@ would cost more than storing it once (``_worth_storing``).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,12 @@ def lowers(*targets: Any) -> Callable[[Lower], Lower]:
     return register
 
 
-def lower(gm: fx.GraphModule, inlining: bool = True) -> Graph:
-    """The graph's operations in the loop IR. ``inlining=False`` stores every intermediate."""
+def lower(gm: fx.GraphModule, inlining: bool = True, frozen: Sequence[int] = ()) -> Graph:
+    """The graph's operations in the loop IR.
+
+    ``inlining=False`` stores every intermediate. ``frozen`` are inputs, by number, whose values may
+    be taken once for all: what depends on them alone is computed at the first call only.
+    """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
     graph = Graph(inlining=inlining)
@@ -52,6 +56,8 @@ def lower(gm: fx.GraphModule, inlining: bool = True) -> Graph:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             env[node] = _input(graph, node)
+            if len(graph.inputs) - 1 in frozen and isinstance(graph.inputs[-1], Buffer):
+                graph.frozen.add(graph.inputs[-1])
         elif node.op == "get_attr":
             env[node] = _constant(graph, gm, node)
         elif node.op == "output":

@@ -27,6 +27,7 @@ class Plan:
     """
 
     segments: list[list[Step]]
+    prepared: int = 0  # how many of the segments run at the first call only: frozen weights
     outside: list[Buffer] = field(default_factory=list)
     slot: dict[Buffer, int] = field(default_factory=dict)
     sizes: list[list[Index]] = field(default_factory=list)  # of each segment's slots, in bytes
@@ -35,12 +36,11 @@ class Plan:
 
 def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
     """Cut the steps into segments and give each temporary its place."""
-    segments: list[list[Step]] = []
-    for step in steps:
-        if isinstance(step, FallbackOp) or not segments or _calls(segments[-1]):
-            segments.append([])
-        segments[-1].append(step)
-    result = Plan(segments)
+    once = [step for step in steps if graph.frozen and _is_frozen(graph, step)]
+    segments = _cut(once)
+    prepared = len(segments)
+    segments += _cut([step for step in steps if step not in once])
+    result = Plan(segments, prepared)
     outputs = {o.buffer for o in graph.outputs if isinstance(o, Layout)}
     uses: dict[Buffer, list[int]] = {}
     for k, segment in enumerate(segments):
@@ -61,6 +61,21 @@ def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
             [] if _calls(segment) else _slots(segment, outside | local, result, reuse)
         )
     return result
+
+
+def _is_frozen(graph: Graph, step: Step) -> bool:
+    """Whether a step depends on frozen inputs alone, and changes none of them."""
+    writes = step.writes()
+    return all(b.kind == "temporary" and graph.is_frozen(b) for b in writes) and bool(writes)
+
+
+def _cut(steps: Sequence[Step]) -> list[list[Step]]:
+    segments: list[list[Step]] = []
+    for step in steps:
+        if isinstance(step, FallbackOp) or not segments or _calls(segments[-1]):
+            segments.append([])
+        segments[-1].append(step)
+    return segments
 
 
 def _calls(segment: Sequence[Step]) -> bool:

@@ -40,7 +40,7 @@ class Module:
 
     def load(self) -> Callable[[list[Any]], Sequence[Any]]:
         """Build what must be built; the function takes the graph's inputs in a list it clears."""
-        scope: dict[str, Any] = {**self.constants, **self.targets, **RUNTIME}
+        scope: dict[str, Any] = {**self.constants, **self.targets, **RUNTIME, "kept": []}
         if self.cpp:
             library = build.load(self.cpp)
             if self.kernels:
@@ -93,6 +93,11 @@ def generate(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Module:
             functions.append(_function(name, segment, plan, k, pointers, symbols, problems))
             python += _call(name, pointers, bool(plan.sizes[k]), symbols)
         python += _release(plan, k, graph)
+        if k + 1 == plan.prepared:  # what depends on frozen weights alone runs once
+            kept = [b for b in plan.outside if b in placed]
+            names = "".join(f"{b.name}, " for b in kept)
+            python = ["if not kept:", *(f"    {line}" for line in python),
+                      f"    kept.append(({names}))", f"({names}) = kept[0]"]  # fmt: skip
     cpp = ""
     if functions:
         cpp = "\n".join([header(), entry.declarations(kernels), *functions])

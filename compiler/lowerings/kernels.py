@@ -16,7 +16,15 @@ from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import interaction, linear
 from compiler.kernels.bags import MODES
 from compiler.lower import lowers
-from compiler.lowerings.matmul import SUFFIX, packed_numbers, pointer, row, scratch, weight_layout
+from compiler.lowerings.matmul import (
+    SUFFIX,
+    packed_weight,
+    pointer,
+    row,
+    scratch,
+    turned,
+    weight_layout,
+)
 
 ops = torch.ops.dlrm
 
@@ -56,26 +64,18 @@ def mlp(
     for k, meta in enumerate(metas):
         if k in wanted:
             outs[k] = graph.buffer(dtype, sizes(meta.shape), note=node.name).layout()
-    packs = [scratch(graph, packed_numbers(w.size[0], w.size[1], dtype), dtype) for w in layers]
+    packs = [packed_weight(graph, w, data.size[0], dtype, node.name) for w in layers]
     names = activations.split(",")
 
     def emit(code: Any, problem: int) -> None:
         suffix = SUFFIX[dtype]
         batch = index_text(data.size[0])
-        plain = all(w.stride[1] == 1 or w.size[1] == 1 for w in layers)
-        few = f"{batch} <= {linear.PLAIN_ROWS}" if plain else "false"
-        code.add(f"const bool few = {few};  // then packing costs more than it brings")
         fields = []
-        for w, b, out, packed, name in zip(layers, lines, outs, packs, names, strict=True):
-            pack = (
-                f"pack_{suffix}({pointer(w)}, {index_text(w.stride[0])}, {index_text(w.stride[1])}, "
-                f"{index_text(w.size[0])}, {index_text(w.size[1])}, {packed.buffer.name}, threads);"
-            )
-            code.add(f"if (!few) {pack}")
+        for w, b, out, (packed, few), name in zip(layers, lines, outs, packs, names, strict=True):
             kept = ("0", "0") if out is None else (f"(Int){pointer(out)}", row(out))
             fields += [
-                f"(Int)(few ? (void*){pointer(w)} : (void*){packed.buffer.name})",
-                f"few ? {index_text(w.stride[0])} : 0", f"(Int){pointer(b)}",
+                f"(Int)({few} ? {pointer(w)} : {packed.buffer.name})",
+                f"{few} ? {index_text(w.stride[0])} : 0", f"(Int){pointer(b)}",
                 index_text(w.size[1]), index_text(w.size[0]), str(linear.ACTIVATIONS.index(name)),
                 *kept, "0", "0", "0", "0",
             ]  # fmt: skip
@@ -86,10 +86,9 @@ def mlp(
         )
 
     made = [out for out in outs if out is not None]
-    entries = [f"{name}_{SUFFIX[dtype]}" for name in ("pack", "mlp_forward")]
-    graph.ops.append(
-        KernelOp("mlp", [data, *layers, *lines], [*made, *packs], entries, emit, node.name)
-    )
+    reads = [data, *layers, *lines, *(packed for packed, _ in packs)]
+    entries = [f"mlp_forward_{SUFFIX[dtype]}"]
+    graph.ops.append(KernelOp("mlp", reads, made, entries, emit, node.name))
     return [None if out is None else out.value() for out in outs]
 
 
@@ -125,21 +124,19 @@ def mlp_backward(
     ]
     batch = data.size[0]
     between = [scratch(graph, batch * _spread(w.size[0]), dtype) for w in layers]
-    packs = [scratch(graph, packed_numbers(w.size[1], w.size[0], dtype), dtype) for w in layers]
+    packs = [
+        packed_weight(graph, turned(w), None, dtype, node.name)[0] if k > 0 or want_x else None
+        for k, w in enumerate(layers)
+    ]
 
     def emit(code: Any, problem: int) -> None:
         suffix, count = SUFFIX[dtype], len(layers)
         fields = []
         for k, w in enumerate(layers):
             outs, ins = index_text(w.size[0]), index_text(w.size[1])
-            needed = k > 0 or want_x
-            if needed:
-                code.add(
-                    f"pack_{suffix}({pointer(w)}, {index_text(w.stride[1])}, "
-                    f"{index_text(w.stride[0])}, {ins}, {outs}, {packs[k].buffer.name}, threads);"
-                )
+            pack = packs[k]
             fields += [
-                f"(Int){packs[k].buffer.name}", "0", "0", ins, outs,
+                "0" if pack is None else f"(Int){pack.buffer.name}", "0", "0", ins, outs,
                 str(linear.ACTIVATIONS.index(names[k])),
                 f"(Int){pointer(kept[k])}", row(kept[k]),
                 f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0])),
@@ -153,11 +150,11 @@ def mlp_backward(
         )
 
     made = [*found, *([] if first is None else [first])]
-    entries = [f"{name}_{SUFFIX[dtype]}" for name in ("pack", "mlp_backward")]
+    reads = [data, gradient, *kept, *layers, *(pack for pack in packs if pack is not None)]
+    entries = [f"mlp_backward_{SUFFIX[dtype]}"]
     graph.ops.append(
         KernelOp(
-            "mlp backward", [data, gradient, *kept, *layers], [*made, *between, *packs],
-            entries, emit, node.name,
+            "mlp backward", reads, [*made, *between], entries, emit, node.name
         )
     )  # fmt: skip
     empty = Value(dtype, (Integer(0),), data.value().fn)
@@ -293,6 +290,3 @@ def bags(
     reads = [*rows, *places, *starts, *scales]
     graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, node.name))
     return out.value()
-
-
-__all__ = ["bags", "interact", "interaction", "mlp"]

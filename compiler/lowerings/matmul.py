@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from compiler.codegen.expressions import index_text
-from compiler.graph import Graph, KernelOp, size
-from compiler.ir import Buffer, Index, Integer, Layout, Value
+from compiler.graph import Graph, KernelOp
+from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import linear
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
@@ -55,34 +55,35 @@ def weight_layout(graph: Graph, value: Value) -> Layout:
     return graph.dense(value)
 
 
-def product_lines(
-    code: Any, a: Layout, b: Layout, out: Layout, bias: str, packed: str, dtype: torch.dtype,
-    threads: str = "threads", shift: tuple[str, str, str] = ("", "", ""),
-) -> None:  # fmt: skip
-    """C++ for out (M, N) = a (M, K) b (K, N) + bias; ``shift`` is added to the pointers."""
-    name = SUFFIX[dtype]
-    m, k = (index_text(n) for n in a.size)
-    n = index_text(b.size[1])
-    steps = (
-        index_text(b.stride[1]),
-        index_text(b.stride[0]),
-    )  # from output to output, input to input
-    at_a, at_b, at_out = (
-        pointer(layout) + (f" + {s}" if s else "")
-        for layout, s in zip((a, b, out), shift, strict=True)
-    )
-    ends = f"{k}, {n}, {at_out}, {row(out)}, {bias}, nullptr, 0, 0, {threads}"
-    plain = b.stride[0] == 1 or b.size[0] == 1
-    if plain:
-        few = f"{m} <= {linear.PLAIN_ROWS}"
+def packed_weight(
+    graph: Graph, weight: Layout, rows: Index | None, dtype: torch.dtype, note: str
+) -> tuple[Layout, str]:
+    """A weight (outputs, inputs) in the kernel's order, and the C++ condition of going without.
+
+    With few rows packing costs more than it brings, if the weight can be read as it is (``rows``
+    None: the kernel wants it packed). A frozen weight is packed once for all.
+    """
+    outputs, inputs = weight.size
+    packed = scratch(graph, packed_numbers(outputs, inputs, dtype), dtype)
+    few = "false"
+    plain = weight.stride[1] == 1 or inputs == 1
+    if rows is not None and plain and not graph.is_frozen(weight.buffer):
+        few = f"{index_text(rows)} <= {linear.PLAIN_ROWS}"
+    steps = f"{index_text(weight.stride[0])}, {index_text(weight.stride[1])}"
+
+    def emit(code: Any, problem: int) -> None:
         code.add(
-            f"if ({few}) {{", f"linear_{name}({at_a}, {row(a)}, {m}, {at_b}, {steps[0]}, {ends});"
+            f"if (!({few})) pack_{SUFFIX[dtype]}({pointer(weight)}, {steps}, "
+            f"{index_text(outputs)}, {index_text(inputs)}, {packed.buffer.name}, threads);"
         )
-        code.add("}", "else {")
-    code.add(f"pack_{name}({at_b}, {steps[0]}, {steps[1]}, {n}, {k}, {packed}, {threads});")
-    code.add(f"linear_{name}({at_a}, {row(a)}, {m}, {packed}, 0, {ends});")
-    if plain:
-        code.add("}")
+
+    graph.ops.append(KernelOp("pack", [weight], [packed], [f"pack_{SUFFIX[dtype]}"], emit, note))
+    return packed, few
+
+
+def turned(layout: Layout) -> Layout:
+    """The transpose of a matrix."""
+    return Layout(layout.buffer, layout.size[::-1], layout.stride[::-1], layout.offset)
 
 
 def _small_step(layout: Layout) -> Layout:
@@ -116,17 +117,25 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     left = graph.realize(a)
     if bias is None and left.stride[0] == 1 and left.stride[1] != 1:
         return _weight_gradient(graph, node, left, b)
-    left, right = graph.rows(a), _small_step(weight_layout(graph, b))
-    packed = scratch(graph, packed_numbers(b.size[1], a.size[1], dtype), dtype)
+    left = graph.rows(a)
+    weight = turned(_small_step(weight_layout(graph, b)))  # (N, K)
+    packed, few = packed_weight(graph, weight, a.size[0], dtype, node.name)
     line = None if bias is None else graph.dense(bias)
 
     def emit(code: Any, problem: int) -> None:
+        m, k = (index_text(n) for n in left.size)
         start = "nullptr" if line is None else pointer(line)
-        product_lines(code, left, right, out, start, packed.buffer.name, dtype)
+        code.add(
+            f"const bool few = {few};",
+            f"linear_{SUFFIX[dtype]}({pointer(left)}, {row(left)}, {m}, "
+            f"few ? {pointer(weight)} : {packed.buffer.name}, "
+            f"few ? {index_text(weight.stride[0])} : 0, {k}, {index_text(weight.size[0])}, "
+            f"{pointer(out)}, {row(out)}, {start}, nullptr, 0, 0, threads);",
+        )
 
-    reads = [left, right, *([] if line is None else [line])]
-    names = [f"{n}_{SUFFIX[dtype]}" for n in ("pack", "linear")]
-    graph.ops.append(KernelOp("linear", reads, [out, packed], names, emit, node.name))
+    reads = [left, weight, packed, *([] if line is None else [line])]
+    names = [f"linear_{SUFFIX[dtype]}"]
+    graph.ops.append(KernelOp("linear", reads, [out], names, emit, node.name))
     return out.value()
 
 
@@ -135,7 +144,7 @@ def _weight_gradient(graph: Graph, node: fx.Node, left: Layout, b: Value) -> Val
     dtype = node.meta["val"].dtype
     right = graph.rows(b)
     out = graph.buffer(torch.float32, shape_of(node), note=node.name).layout()
-    g = Layout(left.buffer, left.size[::-1], left.stride[::-1], left.offset)
+    g = turned(left)
 
     def emit(code: Any, problem: int) -> None:
         batch, outputs = (index_text(n) for n in g.size)
@@ -165,28 +174,27 @@ def bmm(graph: Graph, node: fx.Node, a: Value, b: Value) -> Any:
     out = graph.buffer(dtype, shape_of(node), note=node.name).layout()
     numbers = packed_numbers(b.size[2], a.size[2], dtype)
 
-    def matrix(layout: Layout) -> Layout:
-        return Layout(layout.buffer, layout.size[1:], layout.stride[1:], layout.offset)
-
     def emit(code: Any, problem: int) -> None:
         count, m, k = (index_text(n) for n in left.size)
-        n = index_text(right.size[2])
+        n, name = index_text(right.size[2]), SUFFIX[dtype]
         ctype = "float" if dtype == torch.float32 else "bf16"
+        of_a, of_b, of_out = (
+            f"{pointer(x)} + one * ({index_text(x.stride[0])})" for x in (left, right, out)
+        )
         code.add(
-            f"#pragma omp parallel for num_threads(threads) if ({count} * {m} * {k} * {n} > 200000)",
+            f"#pragma omp parallel for num_threads(threads) "
+            f"if ({count} * {m} * {k} * {n} > 200000)",
             f"for (Int one = 0; one < {count}; one++) {{",
             f"{ctype}* const packed = ({ctype}*)std::aligned_alloc(64, "
             f"aligned(({index_text(numbers)}) * sizeof({ctype})));",
+            f"pack_{name}({of_b}, {index_text(right.stride[2])}, {index_text(right.stride[1])}, "
+            f"{n}, {k}, packed, 1);",
+            f"linear_{name}({of_a}, {index_text(left.stride[1])}, {m}, packed, 0, {k}, {n}, "
+            f"{of_out}, {n}, nullptr, nullptr, 0, 0, 1);",
+            "std::free(packed);",
+            "}",
         )
-        shift = tuple(f"one * ({index_text(x.stride[0])})" for x in (left, right, out))
-        product_lines(
-            code, matrix(left), matrix(right), matrix(out), "nullptr", "packed", dtype, "1", shift
-        )  # fmt: skip
-        code.add("std::free(packed);", "}")
 
     names = [f"{x}_{SUFFIX[dtype]}" for x in ("pack", "linear")]
     graph.ops.append(KernelOp("batched product", [left, right], [out], names, emit, node.name))
     return out.value()
-
-
-__all__ = ["Buffer", "packed_numbers", "pointer", "row", "scratch", "size"]
