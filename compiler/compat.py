@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+from torch.export._trace import _export_to_torch_ir
+from torch.fx.experimental.proxy_tensor import make_fx
 
 __all__ = [
     "aot_autograd",
@@ -72,3 +74,23 @@ def static_inputs(gm: fx.GraphModule) -> list[int]:
         for k, node in enumerate(placeholders)
         if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
     ]
+
+
+def export_to_torch(
+    model: torch.nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any
+) -> fx.GraphModule:
+    """Dynamo's whole graph of a model, before autograd and decompositions."""
+    return _export_to_torch_ir(
+        model, inputs, dynamic_shapes=dynamic_shapes, restore_fqn=False, _log_export_usage=False
+    )
+
+
+def output_spec(gm: fx.GraphModule) -> Any:
+    """How an exported graph's results are arranged."""
+    return gm._out_spec
+
+
+def trace(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
+    """The ATen graph of a module on fake inputs, without in-place operations."""
+    run = torch.func.functionalize(gm, remove="mutations")
+    return make_fx(run, decomposition_table=decompositions())(*fakes)

@@ -10,6 +10,7 @@ import ctypes
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,13 +39,17 @@ class Module:
     constants: dict[str, Tensor]
     targets: dict[str, Any]  # ATen operations called from the Python part
 
-    def load(self) -> Callable[[list[Any]], Sequence[Any]]:
-        """Build what must be built; the function takes the graph's inputs in a list it clears."""
+    def load(self, folder: Path | None = None) -> Callable[[list[Any]], Sequence[Any]]:
+        """Build what must be built; the function takes the graph's inputs in a list it clears.
+
+        ``folder`` has the built libraries already: ``graph.so`` and the kernels'.
+        """
         scope: dict[str, Any] = {**self.constants, **self.targets, **RUNTIME, "kept": []}
         if self.cpp:
-            library = build.load(self.cpp)
+            library = ctypes.CDLL(str(folder / "graph.so")) if folder else build.load(self.cpp)
             if self.kernels:
-                table = (ctypes.c_void_p * len(self.kernels))(*map(entry.address, self.kernels))
+                addresses = [entry.address(name, folder) for name in self.kernels]
+                table = (ctypes.c_void_p * len(addresses))(*addresses)
                 library.link(table)
             problem = Problem(self.problems)
             for name in self.segments():

@@ -1,13 +1,20 @@
-"""The kernels' C entry points, for generated code to call: where they are, and how C declares them."""
+"""The kernels' C entry points, for generated code: where they are, and how C declares them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from compiler.kernels import embedding_bag, interaction, linear, mlp
 
-_LIBRARIES = {"linear": linear, "mlp": mlp, "interaction": interaction, "bags": embedding_bag}
+_LIBRARIES: dict[str, Any] = {
+    "linear": linear,
+    "mlp": mlp,
+    "interaction": interaction,
+    "bags": embedding_bag,
+}
 _LINEAR = {
     "packed_size": "Int(Int outputs, Int inputs)",
     "pack": "void(const void* weight, Int output_stride, Int input_stride, Int outputs, "
@@ -41,12 +48,27 @@ ENTRIES["embedding_bags"] = (
 )
 
 
-def address(name: str) -> int:
-    """The address of an entry point; its library is built if need be."""
-    library, _ = ENTRIES[name]
-    found = ctypes.cast(getattr(_LIBRARIES[library].library(), name), ctypes.c_void_p).value
+def address(name: str, folder: Path | None = None) -> int:
+    """The address of an entry point; its library is built if need be, or taken from ``folder``."""
+    library = library_of(name)
+    native = ctypes.CDLL(str(folder / f"{library}.so")) if folder else _native(library)
+    found = ctypes.cast(getattr(native, name), ctypes.c_void_p).value
     assert found is not None
     return found
+
+
+def library_of(name: str) -> str:
+    """The name of the library that an entry point is in."""
+    return ENTRIES[name][0]
+
+
+def path(library: str) -> Path:
+    """Where a library lies."""
+    return Path(_native(library)._name)
+
+
+def _native(library: str) -> ctypes.CDLL:
+    return _LIBRARIES[library].library()  # type: ignore[no-any-return]
 
 
 def declarations(names: Sequence[str]) -> str:

@@ -134,7 +134,7 @@ def _build(source: str, command: tuple[str, ...], library: Path) -> None:
         )
         if done.returncode:
             raise BuildError(f"{' '.join(command)} {text} failed:\n{done.stderr[-8000:]}")
-        library.with_suffix(".sha256").write_text(_digest(partial))
+        library.with_suffix(".sha256").write_text(digest(partial))
         os.replace(partial, library)
     finally:
         partial.unlink(missing_ok=True)
@@ -142,12 +142,13 @@ def _build(source: str, command: tuple[str, ...], library: Path) -> None:
 
 def _intact(library: Path) -> bool:
     try:
-        return library.with_suffix(".sha256").read_text() == _digest(library)
+        return library.with_suffix(".sha256").read_text() == digest(library)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """The checksum of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,0 +1,102 @@
+"""Loading a saved model: see ``compiler.package``. Imports no compiler, so it is quick."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from compiler.codegen.wrapper import Module
+from compiler.runtime import build
+
+VERSION = 1
+
+
+class PackageError(ValueError):
+    """A folder that is no saved model, or one for another machine."""
+
+
+def load(folder: str | Path) -> Callable[..., Any]:
+    """The saved model as a function of its inputs. Nothing is compiled.
+
+    Raises PackageError for a folder that is not a saved model, is damaged, or is for another CPU.
+    """
+    place = Path(folder)
+    try:
+        manifest = json.loads((place / "manifest.json").read_text())
+    except FileNotFoundError:
+        raise PackageError(f"{place}: no saved model (there is no manifest.json)") from None
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{place}/manifest.json cannot be read: {error}") from None
+    if manifest.get("version") != VERSION:
+        raise PackageError(
+            f"{place}: version {manifest.get('version')}, want {VERSION}: save again"
+        )
+    if manifest["cpu"] != build.cpu_name():
+        raise PackageError(
+            f"{place}: compiled for another CPU ({manifest['cpu'][:40]}…): save again"
+        )
+    for name, digest in manifest["files"].items():
+        if not (place / name).is_file() or build.digest(place / name) != digest:
+            raise PackageError(f"{place / name}: missing or damaged: save again")
+    weights = load_file(place / "weights.safetensors")
+    constants = {name: weights.pop(name) for name in manifest["constants"]}
+    module = Module(
+        (place / "graph.cpp").read_text(), (place / "call.py").read_text(), manifest["problems"],
+        manifest["kernels"], constants, {n: _operation(t) for n, t in manifest["targets"].items()},
+    )  # fmt: skip
+    call = module.load(place)
+    return _Loaded(call, [weights[name] for name in manifest["weights"]], manifest)
+
+
+class _Loaded:
+    """A loaded model: call it as the saved one was called."""
+
+    def __init__(
+        self, call: Callable[..., Any], weights: list[Tensor], manifest: dict[str, Any]
+    ) -> None:
+        self.call, self.weights = call, weights
+        self.arguments = pytree.treespec_loads(manifest["arguments"])
+        self.results = pytree.treespec_loads(manifest["results"])
+        self.shapes = manifest["shapes"]
+
+    def __call__(self, *inputs: Any) -> Any:
+        flat, spec = pytree.tree_flatten((inputs, {}))
+        if spec != self.arguments:
+            raise ValueError(f"inputs are arranged as {spec}, but were saved as {self.arguments}")
+        for k, (value, shape) in enumerate(zip(flat, self.shapes, strict=True)):
+            _check(value, shape, k)
+        results = self.call([*self.weights, *flat])
+        return pytree.tree_unflatten(results, self.results)
+
+
+def _check(value: Any, shape: Any, k: int) -> None:
+    """Whether an input is what the code was generated for."""
+    if shape is None:
+        return
+    dtype, sizes = shape
+    good = isinstance(value, Tensor) and str(value.dtype) == dtype and value.dim() == len(sizes)
+    if good:
+        good = all(n is None or n == m for n, m in zip(sizes, value.shape, strict=True))
+    if not good:
+        raise ValueError(
+            f"input {k} is {_seen(value)}, but the model was saved for {dtype} {sizes}"
+        )
+
+
+def _seen(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _operation(name: str) -> Any:
+    """The operator of a name such as ``aten.sort.default``."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
