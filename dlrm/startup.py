@@ -10,6 +10,10 @@ from types import FrameType
 
 def prepare() -> None:
     """Called as the package is imported; a no-op the second time."""
+    # GNU OpenMP, which torch's CPU builds bring, lets a thread that waits for the others spin. When
+    # another program takes a core for a moment, all wait spinning for the thread it displaced: two
+    # threads then train many times slower than one. It reads this once, as torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Only in `python -m dlrm.*` is "-m" what argv begins with while the package is imported.
     if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
