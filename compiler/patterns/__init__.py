@@ -28,6 +28,7 @@ def apply(gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True) -> 
     rewrite = Rewrite(gm, list(inputs), constants)
     if any(device.type != "cpu" for device in rewrite.devices()):
         return rewrite
+    rewrite.drop_identities()
     bags.replace(rewrite)
     interaction.replace(rewrite)
     mlp.replace(rewrite)

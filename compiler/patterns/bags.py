@@ -51,7 +51,9 @@ def replace(rewrite: Rewrite) -> None:
     feeding = {node for bag in found for node in inner & _needs(bag)}
     found = [bag for bag in found if bag.node not in feeding]
     nodes = {bag.node for bag in found}
-    found = [bag for bag in found if not nodes & _needs(bag) and not _changed(rewrite, bag)]
+    found = [bag for bag in found if not nodes & _needs(bag)]
+    if found and rewrite.changed_between(None, found[-1].node):
+        return  # bags move to the first of them, or before the graph
     groups: dict[tuple[Any, ...], list[Bag]] = {}
     for bag in found:
         groups.setdefault(bag.key(), []).append(bag)
@@ -156,17 +158,6 @@ def _needs(bag: Bag) -> set[fx.Node]:
             seen.add(node)
             stack.extend(node.all_input_nodes)
     return seen
-
-
-def _changed(rewrite: Rewrite, bag: Bag) -> bool:
-    """Whether the graph changes a bag's arguments in place: the order then matters."""
-    given = {a for a in (bag.table, bag.ids, bag.offsets, bag.weights) if isinstance(a, fx.Node)}
-    for node in rewrite.graph.nodes:
-        name = str(node.target)
-        in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
-        if (in_place or node.target is operator.setitem) and node.args and node.args[0] in given:
-            return True
-    return False
 
 
 def _wants_gradient(bags: list[Bag]) -> bool:

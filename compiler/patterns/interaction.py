@@ -50,6 +50,8 @@ def _match(rewrite: Rewrite, pairs: fx.Node) -> None:
         return
     self_pairs, permutation = order
     parts = _parts(rewrite, features, pairs)
+    if rewrite.changed_between(min((p for p in parts), key=rewrite.place), pairs):
+        return
     lead = None if permutation is not None else _lead(pairs, features, parts)
     result = rewrite.call(
         torch.ops.dlrm.interaction.default, (parts, lead is not None, self_pairs), lead or pairs

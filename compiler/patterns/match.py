@@ -19,7 +19,7 @@ _FUNCTIONS: dict[Any, str] = {
     torch.flatten: "flatten", torch.unsqueeze: "unsqueeze", operator.getitem: "getitem",
     F.embedding_bag: "embedding_bag", F.embedding: "embedding", torch.sum: "sum",
     torch.mean: "mean", torch.select: "select", torch.tril_indices: "tril_indices",
-    torch.triu_indices: "triu_indices",
+    torch.triu_indices: "triu_indices", F.dropout: "dropout",
 }  # fmt: skip
 _METHODS = {
     "relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "bmm": "matmul", "matmul": "matmul",
@@ -80,6 +80,18 @@ def is_transpose_of(node: Any, other: Any) -> bool:
     return bool(named) and node.args[0] is other
 
 
+def changes(node: fx.Node) -> bool:
+    """Whether a node changes a tensor in place."""
+    name = str(node.target)
+    method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+    return (
+        method
+        or node.target is operator.setitem
+        or node.kwargs.get("inplace") is True
+        or "out" in node.kwargs
+    )
+
+
 class Rewrite:
     """A graph under edit.
 
@@ -93,8 +105,6 @@ class Rewrite:
         self.checks: list[tuple[int, Tensor]] = []
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.before: Any = None  # what runs eagerly before the graph: see compiler.bags
-        self._order = {n: k for k, n in enumerate(self.graph.nodes)}
-        self._fresh = 0
 
     def devices(self) -> set[torch.device]:
         return {v.device for n in self.graph.nodes if isinstance(v := value(n), Tensor)}
@@ -108,6 +118,24 @@ class Rewrite:
             if "autocast" in str(other.target) or "grad_enabled" in str(other.target):
                 count += 1
         return count
+
+    def place(self, node: fx.Node) -> int:
+        """Where a node stands in the graph."""
+        return next(k for k, other in enumerate(self.graph.nodes) if other is node)
+
+    def changed_between(self, first: fx.Node | None, last: fx.Node) -> bool:
+        """Whether a tensor is changed in place between two nodes (from the start, for None).
+
+        Work must not move across that. An activation in place of its own input does not count.
+        """
+        inside = first is None
+        for node in self.graph.nodes:
+            inside = inside or node is first
+            if node is last:
+                return False
+            if inside and changes(node) and not _private(node):
+                return True
+        return False
 
     def call(self, op: Callable[..., Any], args: Sequence[Any], before: fx.Node) -> fx.Node:
         """A new node ``op(*args)`` before another, with its fake value."""
@@ -151,16 +179,30 @@ class Rewrite:
                 return base[index]
         return None
 
+    def drop_identities(self) -> None:
+        """Take out dropout that does nothing, so that it parts no chain."""
+        for node in list(self.graph.nodes):
+            if kind(node) != "dropout":
+                continue
+            off = argument(node, 2, "training", True) is False or argument(node, 1, "p", 0.5) == 0
+            if off and not argument(node, 3, "inplace", False):
+                node.replace_all_uses_with(node.args[0])
+                self.graph.erase_node(node)
+
     def finish(self) -> None:
         """Put the nodes into an order that may run, and drop those that nobody uses."""
-        if not self.found:
-            return
         if self.before is not None:
             self.before.build(self.gm, len(self.placeholders) - len(self.before.lookups))
         sort(self.graph)
-        self.graph.eliminate_dead_code()
+        self.graph.eliminate_dead_code(is_impure_node=lambda n: not kind(n) or changes(n))
         self.graph.lint()
         self.gm.recompile()
+
+
+def _private(node: fx.Node) -> bool:
+    """Whether an in-place activation is the only reader of a linear layer's output."""
+    source = node.args[0] if node.args else None
+    return kind(node) in ("relu", "sigmoid") and kind(source) == "linear" and len(source.users) == 1  # type: ignore[union-attr]
 
 
 def sort(graph: fx.Graph) -> None:

@@ -21,6 +21,9 @@ def replace(rewrite: Rewrite) -> None:
             continue
         chain = _chain(rewrite, node)
         done.update(n for layer in chain for n in layer[:2] if n is not None)
+        last = chain[-1][1] or chain[-1][0]
+        if rewrite.changed_between(chain[0][0], last):
+            continue
         if len(chain) > 1 or chain[0][1] is not None:
             _fuse(rewrite, chain)
 
@@ -55,7 +58,7 @@ def _chain(rewrite: Rewrite, first: fx.Node) -> list[Layer]:
         users = list(end.users)
         if len(users) != 1 or not _is_layer(users[0]) or users[0].args[0] is not end:
             return chain
-        if rewrite.region(users[0]) != region:
+        if rewrite.region(users[0]) != region or rewrite.changed_between(first, users[0]):
             return chain
         node = users[0]
 
