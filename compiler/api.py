@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 from compiler import options as listeners
 from compiler.backend import dlrm
 from compiler.options import Options
+
+
+logger = logging.getLogger("compiler")
 
 
 def compile(  # the verb that users know from torch.compile
@@ -35,7 +39,11 @@ def compile(  # the verb that users know from torch.compile
     >>> double(torch.tensor([-1.0, 3.0])).tolist()
     [0.0, 6.0]
     """
-    Options.of(options)  # refuse what is unknown now, not at the first call
+    chosen = Options.of(options)  # refuse what is unknown now, not at the first call
+    if chosen.freeze:
+        logger.warning(
+            "freeze=True: weights are taken as they are at the first call; later changes do not show"
+        )
     return torch.compile(
         model, backend=partial(dlrm, **options), fullgraph=fullgraph, dynamic=dynamic
     )

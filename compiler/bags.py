@@ -47,6 +47,7 @@ class Lookup:
     padding: tuple[int, ...]
     include_last_offset: bool
     sparse: tuple[bool, ...]
+    names: tuple[str, ...]
 
     def bags(
         self, ids: Sequence[Tensor], offsets: Sequence[Tensor] | None,
@@ -55,7 +56,9 @@ class Lookup:
         if offsets is None:
             ids = [i if i.dim() == 2 else i[:, None] for i in ids]
         padding = [None if p < 0 else p for p in self.padding]
-        return Bags(ids, offsets, self.modes, weights, padding, self.include_last_offset)
+        return Bags(
+            ids, offsets, self.modes, weights, padding, self.include_last_offset, self.names
+        )
 
 
 class _Pooled(torch.autograd.Function):

@@ -159,18 +159,22 @@ def _stacked(features: Sequence[Tensor]) -> Tensor:
 @torch.library.custom_op("dlrm::embedding_bags", mutates_args=())
 def embedding_bags(
     tables: list[Tensor], ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor],
-    modes: str, padding: list[int], include_last_offset: bool,
+    modes: str, padding: list[int], include_last_offset: bool, names: str,
 ) -> Tensor:  # fmt: skip
-    """(B, F, d) from F tables of one width; ``padding`` is -1 for none, other lists may be empty."""
+    """(B, F, d) from F tables of one width.
+
+    ``padding`` is -1 for none; ``names``, how errors call the tables, and ``modes`` are joined by
+    commas; ``offsets`` and ``weights`` may be empty.
+    """
     return bag_kernel.embedding_bags(
-        tables, bags_of(ids, offsets, weights, modes, padding, include_last_offset)
+        tables, bags_of(ids, offsets, weights, modes, padding, include_last_offset, names)
     )
 
 
 @embedding_bags.register_fake
 def _(
     tables: list[Tensor], ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor],
-    modes: str, padding: list[int], include_last_offset: bool,
+    modes: str, padding: list[int], include_last_offset: bool, names: str,
 ) -> Tensor:  # fmt: skip
     batch = offsets[0].shape[0] - include_last_offset if offsets else ids[0].shape[0]
     return tables[0].new_empty(batch, len(tables), tables[0].shape[1])
@@ -178,7 +182,7 @@ def _(
 
 def bags_of(
     ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor], modes: str,
-    padding: list[int], include_last_offset: bool,
+    padding: list[int], include_last_offset: bool, names: str,
 ) -> Bags:  # fmt: skip
     """The arguments of ``embedding_bags`` as the kernels take them."""
     return Bags(
@@ -188,6 +192,7 @@ def bags_of(
         weights or None,
         [None if p < 0 else p for p in padding],
         include_last_offset,
+        names.split(","),
     )
 
 

@@ -324,7 +324,7 @@ class Problem:
         where, kind, table, position, value = self.fields
         for k in range(5):
             self.fields[k] = 0
-        raise IndexError(entry.message(self.notes[where - 1], kind, table, position, value))
+        entry.raise_problem(self.notes[where - 1], kind, table, position, value)
 
 
 def fit(tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.kernels import embedding_bag, interaction, linear, mlp
+from compiler.kernels.bags import BagError
 
 _LIBRARIES: dict[str, Any] = {
     "linear": linear,
@@ -83,13 +84,17 @@ def declarations(names: Sequence[str]) -> str:
     return "\n".join([*lines, f"\nEXPORT void link(void** entries) {{ {sets} }}\n"])
 
 
-def message(note: str, kind: int, table: int, position: int, value: int) -> str:
-    """What a problem that native code reported means: kinds as in bags.h, 0 for plain indexing."""
+def raise_problem(note: str, kind: int, table: int, position: int, value: int) -> None:
+    """Raise what native code reported: BagError for kinds as in bags.h, IndexError for kind 0.
+
+    ``note`` names the tables of a group of bags, joined by commas, or the node of the graph.
+    """
+    if kind == 0:
+        raise IndexError(f"{note or 'the graph'}: an index is outside its dimension")
+    where = f"table {table} ({note.split(',')[table]})"
     if kind == 1:
-        return f"{note}, table {table}: id {value} at position {position} is outside its rows"
-    if kind == 2:
-        return (
-            f"{note}, table {table}: offsets[{position}] is {value}: offsets start at 0, do not "
-            "fall, and end within the ids"
-        )
-    return f"{note or 'the graph'}: an index is outside its dimension"
+        raise BagError(f"{where}: id {value} at position {position} is outside its rows")
+    raise BagError(
+        f"{where}: offsets[{position}] is {value}: offsets start at 0, do not fall, and end within "
+        "the ids"
+    )

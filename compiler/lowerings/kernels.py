@@ -251,7 +251,7 @@ def interact_backward(
 @lowers(ops.embedding_bags.default)
 def bags(
     graph: Graph, node: fx.Node, tables: list[Value], ids: list[Value], offsets: list[Value],
-    weights: list[Value], modes: str, padding: list[int], include_last_offset: bool,
+    weights: list[Value], modes: str, padding: list[int], include_last_offset: bool, names: str,
 ) -> Any:  # fmt: skip
     if any(t.dtype not in SUFFIX or t.dtype != tables[0].dtype for t in tables):
         return NotImplemented
@@ -261,7 +261,7 @@ def bags(
     scales = [graph.dense(w) for w in weights]
     dtype, size = tables[0].dtype, sizes(node.meta["val"].shape)
     out = graph.buffer(dtype, size, note=node.name).layout()
-    names = modes.split(",")
+    kinds = modes.split(",")
 
     def emit(code: Any, problem: int) -> None:
         wide = dtype.itemsize
@@ -279,7 +279,7 @@ def bags(
                 index_text(table.size[0]),
                 f"(Int){pointer(table)}", index_text(table.stride[0] * wide),
                 str(int(dtype == torch.bfloat16)), index_text(table.size[1]),
-                str(MODES.index(names[f])), "0", "0", "0",
+                str(MODES.index(kinds[f])), "0", "0", "0",
                 f"(Int)({out.buffer.name} + {index_text(f * size[2])})",
                 index_text(size[1] * size[2] * wide), str(int(dtype == torch.bfloat16)), "0",
             ]  # fmt: skip
@@ -288,5 +288,5 @@ def bags(
         code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
 
     reads = [*rows, *places, *starts, *scales]
-    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, node.name))
+    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, names))
     return out.value()

@@ -8,6 +8,7 @@ graph, as an autograd function (``compiler.bags``): their backward needs the opt
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,14 @@ def _needs(bag: Bag) -> set[fx.Node]:
     return seen
 
 
+def table_name(node: Any) -> str:
+    """How the model calls a table: ``tables.0.bag.weight``; else the name of its node."""
+    source = getattr(node, "_dynamo_source", None)
+    parts = re.findall(r"\['?(\w+)'?\]|\.(?!_)(\w+)", source.name) if source is not None else []
+    words = [a or b for a, b in parts]
+    return ".".join(words[1:]) if len(words) > 1 else str(node)
+
+
 def _wants_gradient(bags: list[Bag]) -> bool:
     if not torch.is_grad_enabled():
         return False
@@ -182,7 +191,7 @@ def _fuse(rewrite: Rewrite, bags: list[Bag]) -> None:
             [bag.offsets for bag in bags] if bags[0].offsets is not None else [],
             [bag.weights for bag in bags] if bags[0].weights is not None else [],
             ",".join(bag.mode for bag in bags), [bag.padding for bag in bags],
-            bags[0].include_last_offset,
+            bags[0].include_last_offset, ",".join(table_name(bag.table) for bag in bags),
         )  # fmt: skip
         pooled = rewrite.call(torch.ops.dlrm.embedding_bags.default, given, first)
     pieces = rewrite.call(torch.unbind, (pooled, 1), first)
@@ -201,6 +210,7 @@ def _before(rewrite: Rewrite, bags: list[Bag]) -> fx.Node:
     lookup = Lookup(
         tuple(bag.mode for bag in bags), tuple(bag.padding for bag in bags),
         bags[0].include_last_offset, tuple(bag.sparse for bag in bags),
+        tuple(table_name(bag.table) for bag in bags),
     )  # fmt: skip
     parts = [[bag.table for bag in bags], [bag.ids for bag in bags],
              [bag.offsets for bag in bags], [bag.weights for bag in bags]]  # fmt: skip

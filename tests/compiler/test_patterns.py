@@ -58,7 +58,9 @@ LI, LJ = torch.tril_indices(K, K, -1)
 UI, UJ = torch.triu_indices(K, K, 1)
 
 
-def published(*v: Tensor) -> Tensor:  # the published code: concatenated, viewed, bmm, lists of pairs
+def published(
+    *v: Tensor,
+) -> Tensor:  # the published code: concatenated, viewed, bmm, lists of pairs
     stacked = torch.cat(v, dim=1).view((v[0].shape[0], -1, D))
     z = torch.bmm(stacked, torch.transpose(stacked, 1, 2))
     return torch.cat([v[0], z[:, LI, LJ]], dim=1)
@@ -263,13 +265,18 @@ def test_integer_and_double_layers_stay():
 def test_operators_keep_the_rules_of_custom_operators(op):
     if op == "mlp":
         p = layers(5, 7, 3)
-        args: tuple[Any, ...] = (torch.randn(B, 5, requires_grad=True), p[::2], p[1::2], "relu,none")
+        args: tuple[Any, ...] = (
+            torch.randn(B, 5, requires_grad=True),
+            p[::2],
+            p[1::2],
+            "relu,none",
+        )
     elif op == "interaction":
         args = ([vectors()[0], torch.randn(B, 4, D, requires_grad=True)], True, False)
     else:
         tables = [torch.randn(7, D), torch.randn(9, D)]
         ids, offsets = [torch.randint(7, (9,))] * 2, [torch.tensor([0, 2, 9])] * 2
-        args = (tables, ids, offsets, [], "sum,mean", [-1, 2], True)
+        args = (tables, ids, offsets, [], "sum,mean", [-1, 2], True, "a,b")
     tests = ["test_schema", "test_faketensor"]
     tests += ["test_autograd_registration"] if op != "embedding_bags" else []
     torch.library.opcheck(getattr(torch.ops.dlrm, op).default, args, test_utils=tests)
