@@ -41,7 +41,7 @@ def looked_up(
                 index.append(symbol)
             else:
                 index.append(found)
-        return Load(layout.buffer, layout.index(index), tuple(bound))
+        return Load(layout.buffer, layout.index(index), tuple(bound), note)
 
     return Value(x.dtype, tuple(size), fn)
 
