@@ -12,7 +12,6 @@ from sympy import sympify
 from compiler.ir import (
     Buffer,
     Index,
-    Integer,
     Layout,
     LoopOp,
     Sizes,
@@ -143,8 +142,6 @@ def sizes(shape: Sequence[int | torch.SymInt]) -> Sizes:
     return tuple(size(n) for n in shape)
 
 
-def size(n: int | torch.SymInt) -> Index:
-    """A number of elements, perhaps symbolic, as an index expression."""
-    if isinstance(n, torch.SymInt):
-        return sympify(n.node.expr)
-    return Integer(n)
+def size(n: int | float | torch.SymInt | torch.SymFloat) -> Index:
+    """A number of elements, or what is computed from it, as an index expression."""
+    return sympify(n.node.expr if isinstance(n, torch.SymInt | torch.SymFloat) else n)

@@ -39,12 +39,14 @@ class Expr:
 class Load(Expr):
     """An element of a buffer, at ``index`` elements from its start.
 
-    ``indirect`` binds symbols of the index to values: ``table[t0 * 16 + i] where t0 = ids[j]``.
+    ``indirect`` binds symbols of the index to values: ``table[t0 * 16 + i] where t0 = ids[j]``;
+    ``note`` names the node of the graph that such a lookup comes from.
     """
 
     buffer: Buffer
     index: Index
     indirect: tuple[tuple[Symbol, Expr], ...] = ()
+    note: str = ""
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]

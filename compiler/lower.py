@@ -21,6 +21,7 @@ from compiler.ir import Buffer, Layout, Load, Op, Value, loops, walk
 from compiler.values import broadcast, cast
 
 aten = torch.ops.aten
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # sizes, and what is computed from them
 Lower = Callable[..., Any]
 LOWERINGS: dict[Any, Lower] = {}
 
@@ -80,7 +81,7 @@ def _input(graph: Graph, node: fx.Node) -> Any:
         )
         graph.inputs.append(buffer)
         return buffer.value()
-    if isinstance(found, torch.SymInt | int) and not isinstance(found, bool):
+    if isinstance(found, NUMBERS) and not isinstance(found, bool):
         graph.inputs.append(size(found))
         return size(found)
     graph.inputs.append(None)
@@ -102,8 +103,8 @@ def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     args: Any = fx.node.map_arg(node.args, lambda n: env[n])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
     found = node.meta.get("val")
-    if isinstance(found, torch.SymInt | int) and not isinstance(found, bool):
-        return size(found)  # sizes and what is computed from them
+    if isinstance(found, NUMBERS) and not isinstance(found, bool):
+        return size(found)
     if node.target is operator.getitem:
         return args[0][args[1]]
     lowering = LOWERINGS.get(node.target)

@@ -22,7 +22,7 @@ def rename(expr: Expr, change: Mapping[Symbol, Index]) -> Expr:
         new: Expr = node
         if isinstance(node, Load):
             bound = tuple((symbol, made[id(value)]) for symbol, value in node.indirect)
-            new = Load(node.buffer, node.index.xreplace(change), bound)
+            new = Load(node.buffer, node.index.xreplace(change), bound, node.note)
         elif isinstance(node, Number):
             new = Number(node.index.xreplace(change), node.dtype)
         elif isinstance(node, Cast):

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from sympy import Add, Mul, Pow, expand
+from sympy import Add, Float, Mul, Pow, Rational, expand
 
 from compiler.codegen.types import CTYPES, computed, register_type
 from compiler.ir import Buffer, Cast, Const, Expr, Index, Integer, Load, Number, Op, Symbol, walk
@@ -55,7 +55,7 @@ def index_text(index: Index, division: str = "/") -> str:
     >>> index_text(16 * i + j)
     '16 * i + j'
     """
-    return _sum(expand(index) if not index.is_Atom else index, division)
+    return _sum(expand(index) if index.is_integer and not index.is_Atom else index, division)
 
 
 def _sum(index: Index, division: str) -> str:
@@ -74,12 +74,23 @@ def _sum(index: Index, division: str) -> str:
 def _factor(index: Index, division: str) -> str:
     if isinstance(index, Integer | Symbol):
         return str(int(index)) if isinstance(index, Integer) else index.name
+    if isinstance(index, Rational | Float):
+        return repr(float(index))
     if isinstance(index, Add | Mul):
         return f"({_sum(index, division)})"
     if isinstance(index, Pow) and index.exp.is_Integer and index.exp > 0:
         return " * ".join([_factor(index.base, division)] * int(index.exp))
     name = type(index).__name__
     args = [f"({_sum(a, division)})" for a in index.args]
+    python = division == "//"
+    if name == "ToFloat":
+        return f"float({args[0]})" if python else f"((double){args[0]})"
+    if name in ("IntTrueDiv", "FloatTrueDiv"):
+        return f"({args[0]} / {args[1]})" if python else f"((double){args[0]} / {args[1]})"
+    if name == "OpaqueUnaryFn_sqrt" or (isinstance(index, Pow) and index.exp == Rational(1, 2)):
+        return f"{'math.' if python else 'std::'}sqrt({args[0]})"
+    if isinstance(index, Pow) and index.exp == -1:
+        return f"(1.0 / {args[0]})"
     if name in ("FloorDiv", "CleanDiv", "PythonMod", "Mod"):  # of numbers that are not negative
         sign = {"FloorDiv": division, "CleanDiv": division}.get(name, "%")
         return f"({args[0]} {sign} {args[1]})"
@@ -89,8 +100,8 @@ def _factor(index: Index, division: str) -> str:
         text = args[0]
         for arg in args[1:]:
             sign = ">" if name == "Max" else "<"
-            python = f"{name.lower()}({text}, {arg})"
-            text = python if division == "//" else f"({text} {sign} {arg} ? {text} : {arg})"
+            chosen = f"({text} {sign} {arg} ? {text} : {arg})"
+            text = f"{name.lower()}({text}, {arg})" if python else chosen
         return text
     raise NotImplementedError(f"the index {index} has {name}, which generated code cannot compute")
 

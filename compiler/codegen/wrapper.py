@@ -7,6 +7,7 @@ in one arena, and outputs are allocated by PyTorch.
 from __future__ import annotations
 
 import ctypes
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -134,8 +135,8 @@ def _function(
                 code.add(f"{ctype}* const {buffer.name} = ({ctype}*)slot{plan.slot[buffer]};")
         code.lines.append("")
         if isinstance(step, Group):
-            notes = sorted({m.op.note for m in step.members() if m.op.note})
-            problems.append(", ".join(notes))
+            lookups = {load.note for m in step.members() for load in m.loads() if load.note}
+            problems.append(", ".join(sorted(lookups)))
             group_code(step, code, len(problems))
         elif isinstance(step, KernelOp):
             problems.append(step.note)
@@ -347,6 +348,7 @@ RUNTIME: dict[str, Any] = {
     "fit": fit,
     "Sizes": _array,
     "Pointers": _array,
+    "math": math,
     "inf": float("inf"),
     "nan": float("nan"),
 }

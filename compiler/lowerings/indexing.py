@@ -41,7 +41,7 @@ def looked_up(
                 index.append(symbol)
             else:
                 index.append(found)
-        return Load(layout.buffer, layout.index(index), tuple(bound))
+        return Load(layout.buffer, layout.index(index), tuple(bound), note)
 
     return Value(x.dtype, tuple(size), fn)
 
@@ -84,7 +84,7 @@ def index_select(graph: Graph, node: fx.Node, x: Value, dim: int, index: Value) 
     return looked_up(graph, x, places, shape_of(node), node.name, wrap=False)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+@lowers(aten.index.Tensor)
 def index(graph: Graph, node: fx.Node, x: Value, indices: Sequence[Any]) -> Any:
     given = [d for d, i in enumerate(indices) if i is not None]
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in given):

@@ -48,7 +48,7 @@ UNARY = (
     *("abs", "neg", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt"),
     *("reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh"),
     *("acosh", "atanh", "erf", "erfc", "sigmoid", "relu", "floor", "ceil", "trunc", "sign"),
-    *("isnan", "isinf", "bitwise_not", "logical_not", "silu", "signbit", "sgn"),
+    *("isnan", "isinf", "bitwise_not", "logical_not", "signbit"),
 )
 BINARY = {
     "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum.default": "maximum",
@@ -63,7 +63,7 @@ BINARY = {
     "bitwise_and.Scalar": "bitwise_and", "bitwise_or.Tensor": "bitwise_or",
     "bitwise_or.Scalar": "bitwise_or", "bitwise_xor.Tensor": "bitwise_xor",
     "bitwise_xor.Scalar": "bitwise_xor", "hypot.default": "hypot", "copysign.Tensor": "copysign",
-    "copysign.Scalar": "copysign", "floor_divide.default": "div_floor",
+    "copysign.Scalar": "copysign",
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _scaled(graph: Graph, node: fx.Node, name: str, a: Any, b: Any, alpha: Any) 
     return combine(name, [a, b], shape_of(node), dtype, dtype)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+@lowers(aten.div.Tensor, aten.div.Scalar)
 def div(graph: Graph, node: fx.Node, a: Any, b: Any) -> Value:
     return _pointwise(graph, node, "div", [a, b])
 
@@ -131,20 +131,13 @@ def power(graph: Graph, node: fx.Node, a: Any, b: Any) -> Any:
     return combine("pow", [a, b], size, dtype, dtype)
 
 
-@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+@lowers(aten.where.self)
 def where(graph: Graph, node: fx.Node, condition: Any, a: Any, b: Any) -> Value:
     return select(condition, a, b, shape_of(node), node.meta["val"].dtype)
 
 
-@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(graph: Graph, node: fx.Node, x: Any, mask: Any, value: Any) -> Value:
-    return select(mask, value, x, shape_of(node), node.meta["val"].dtype)
-
-
-@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_max.default)
+@lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(graph: Graph, node: fx.Node, x: Value, low: Any = None, high: Any = None) -> Value:
-    if node.target is aten.clamp_max.default:
-        low, high = None, low
     dtype, size = node.meta["val"].dtype, shape_of(node)
     for name, bound in (("maximum", low), ("minimum", high)):
         if bound is not None:
@@ -182,37 +175,35 @@ def elu(
     return select(combine("gt", [x, 0], size, torch.bool, dtype), high, low, size, dtype)
 
 
-@lowers(
-    aten._to_copy.default, prims.convert_element_type.default, aten.clone.default,
-    aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default,
-    aten.copy.default,
-)  # fmt: skip
+@lowers(aten._to_copy.default, prims.convert_element_type.default, aten.clone.default)
 def to_copy(graph: Graph, node: fx.Node, x: Value, *rest: Any, **options: Any) -> Any:
-    meta = node.meta["val"]
-    if node.target is aten.copy.default:
-        x = broadcast(rest[0], shape_of(node))
-    if node.target in (aten.alias.default, aten.detach.default):
-        return x
     if options.get("memory_format") not in (None, torch.preserve_format, torch.contiguous_format):
         return NotImplemented
-    if x.dtype == meta.dtype:  # a copy: its own memory, so that no later change shows in it
-        return Value(x.dtype, x.size, x.fn)
-    return cast(x, meta.dtype)
+    return copied(x, node.meta["val"].dtype)
+
+
+@lowers(aten.copy.default)
+def copy(graph: Graph, node: fx.Node, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return copied(broadcast(source, shape_of(node)), node.meta["val"].dtype)
+
+
+def copied(x: Value, dtype: torch.dtype) -> Value:
+    """A copy, which gets its own memory, so that no later change of ``x`` shows in it."""
+    return Value(dtype, x.size, x.fn) if x.dtype == dtype else cast(x, dtype)
+
+
+@lowers(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+def alias(graph: Graph, node: fx.Node, x: Value) -> Value:
+    return x
 
 
 @lowers(
-    aten.full.default, aten.full_like.default, aten.zeros.default, aten.zeros_like.default,
-    aten.ones.default, aten.ones_like.default, aten.scalar_tensor.default, aten.empty.memory_format,
-    aten.empty_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+    aten.full.default, aten.full_like.default, aten.scalar_tensor.default,
+    aten.empty.memory_format,
 )  # fmt: skip
 def filled(graph: Graph, node: fx.Node, *args: Any, **options: Any) -> Value:
-    name = str(node.target)
-    if "scalar_tensor" in name:
-        value = args[0]
-    elif "full" in name:
-        value = args[2] if "new_full" in name else args[1]
-    else:
-        value = 1 if "ones" in name else 0
+    first = node.target is aten.scalar_tensor.default
+    value = 0 if node.target is aten.empty.memory_format else args[0 if first else 1]
     return full(value, shape_of(node), node.meta["val"].dtype)
 
 

@@ -62,7 +62,7 @@ def _dims(x: Value, dims: Any) -> list[int]:
     return sorted({d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])})
 
 
-@lowers(aten.sum.dim_IntList, aten.sum.default)
+@lowers(aten.sum.dim_IntList)
 def sum_(
     graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False, *,
     dtype: Any = None,
@@ -106,13 +106,6 @@ def any_(graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool 
     if node.meta["val"].dtype != torch.bool:
         return NotImplemented  # any of bytes gives bytes
     return reduce(graph, node, x, "any", _dims(x, dims), keepdim, torch.bool)
-
-
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_(graph: Graph, node: fx.Node, x: Value, dims: Any = None, keepdim: bool = False) -> Any:
-    if node.meta["val"].dtype != torch.bool:
-        return NotImplemented
-    return reduce(graph, node, x, "all", _dims(x, dims), keepdim, torch.bool)
 
 
 @lowers(aten.argmax.default, aten.argmin.default)

@@ -9,7 +9,7 @@ import torch
 from sympy import expand, simplify
 from torch import fx
 
-from compiler.graph import Graph, size
+from compiler.graph import Graph
 from compiler.ir import Const, Index, Integer, Layout, Number, Op, Sizes, Value, contiguous
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
@@ -90,17 +90,12 @@ def _strides(layout: Layout, size: Sizes, matched: Any) -> Sizes | None:
     return tuple(strides)
 
 
-@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+@lowers(aten.view.default)
 def view(graph: Graph, node: fx.Node, x: Value, size: Any) -> Value:
     return reshape(graph, x, shape_of(node))
 
 
-@lowers(aten.view.dtype)
-def view_dtype(graph: Graph, node: fx.Node, x: Value, dtype: Any) -> Any:
-    return x if x.dtype == dtype else NotImplemented
-
-
-@lowers(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default)
+@lowers(aten.squeeze.dims, aten.unsqueeze.default)
 def squeeze(graph: Graph, node: fx.Node, x: Value, *dims: Any) -> Value:
     return reshape(graph, x, shape_of(node))
 
@@ -118,19 +113,6 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
 
 @lowers(aten.permute.default)
 def permute(graph: Graph, node: fx.Node, x: Value, order: Any) -> Value:
-    return permuted(x, order)
-
-
-@lowers(aten.t.default)
-def transpose_matrix(graph: Graph, node: fx.Node, x: Value) -> Value:
-    return permuted(x, list(range(len(x.size)))[::-1])
-
-
-@lowers(aten.transpose.int)
-def transpose(graph: Graph, node: fx.Node, x: Value, a: int, b: int) -> Value:
-    order = list(range(len(x.size)))
-    if order:
-        order[a], order[b] = order[b], order[a]
     return permuted(x, order)
 
 
@@ -200,22 +182,6 @@ def select_(graph: Graph, node: fx.Node, x: Value, dim: int, index: Any) -> Any:
         return Layout(layout.buffer, size, stride, layout.offset).value()
     size = (*one.size[:dim], *one.size[dim + 1 :])
     return one.view(size, lambda at: (*at[:dim], Integer(0), *at[dim:]))
-
-
-@lowers(aten.split_with_sizes.default, aten.split.Tensor)
-def split(graph: Graph, node: fx.Node, x: Value, lengths: Any, dim: int = 0) -> list[Value]:
-    dim %= len(x.size)
-    parts, start = [], Integer(0)
-    for meta in node.meta["val"]:
-        length = size(meta.shape[dim])
-        parts.append(sliced(x, dim, start, length))
-        start = start + length
-    return parts
-
-
-@lowers(aten.unbind.int)
-def unbind(graph: Graph, node: fx.Node, x: Value, dim: int = 0) -> list[Value]:
-    return [select_(graph, node, x, dim, i) for i in range(len(node.meta["val"]))]
 
 
 @lowers(aten.diagonal.default)
@@ -307,19 +273,6 @@ def slice_scatter(
     if begin is None or step != 1:
         return NotImplemented
     return _patched(x, src, dim, begin)
-
-
-@lowers(aten.select_scatter.default)
-def select_scatter(graph: Graph, node: fx.Node, x: Value, src: Value, dim: int, index: Any) -> Any:
-    dim %= len(x.size)
-    index = index if isinstance(index, Index) else Integer(index)
-    if not index.is_number and not index.is_nonnegative:
-        return NotImplemented
-    if index.is_number and index < 0:
-        index = index + x.size[dim]
-    size = (*src.size[:dim], Integer(1), *src.size[dim:])
-    wide = Value(src.dtype, size, lambda at: src.fn((*at[:dim], *at[dim + 1 :])))
-    return _patched(x, wide, dim, index)
 
 
 def _patched(x: Value, src: Value, dim: int, begin: Index) -> Value:
