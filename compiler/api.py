@@ -17,7 +17,6 @@ from compiler import options as listeners
 from compiler.backend import dlrm
 from compiler.options import Options
 
-
 logger = logging.getLogger("compiler")
 
 

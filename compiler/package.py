@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import compat, patterns
 from compiler.codegen.wrapper import Module, generate
+from compiler.graph import size
 from compiler.kernels import entry
 from compiler.lower import lower
 from compiler.options import Options
@@ -91,7 +92,8 @@ def _compiled(
 def _shape(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return None
-    return str(value.dtype), [n if isinstance(n, int) else None for n in value.shape]
+    known = [size(n) for n in value.shape]  # a number where tracing found that only one will do
+    return str(value.dtype), [int(n) if n.is_number else None for n in known]
 
 
 def _lift(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[Tensor]]:

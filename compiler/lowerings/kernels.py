@@ -13,7 +13,7 @@ import compiler.ops  # noqa: F401  # defines torch.ops.dlrm
 from compiler.codegen.expressions import index_text
 from compiler.graph import Graph, KernelOp, sizes
 from compiler.ir import Index, Integer, Layout, Value
-from compiler.kernels import interaction, linear
+from compiler.kernels import linear
 from compiler.kernels.bags import MODES
 from compiler.lower import lowers
 from compiler.lowerings.matmul import (
