@@ -41,7 +41,7 @@ def compile(  # the verb that users know from torch.compile
     chosen = Options.of(options)  # refuse what is unknown now, not at the first call
     if chosen.freeze:
         logger.warning(
-            "freeze=True: weights are taken as they are at the first call; later changes do not show"
+            "freeze=True: weights are taken as the first call finds them; later changes do not show"
         )
     return torch.compile(
         model, backend=partial(dlrm, **options), fullgraph=fullgraph, dynamic=dynamic

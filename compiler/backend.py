@@ -1,7 +1,7 @@
 """The torch.compile backend "dlrm": read this first.
 
-    Dynamo's FX graph ─ patterns ─► graph with fused operations ─ AOTAutograd ─► forward and backward
-    ATen graphs ─ lower ─► loop IR ─ schedule ─► groups ─ codegen ─► C++ ─ build ─► a function
+    Dynamo's FX graph ─ patterns ─► fused operations in it ─ AOTAutograd ─► two ATen graphs,
+    forward and backward ─ lower ─► loop IR ─ schedule ─► groups ─ codegen ─► C++ ─ build ─► a call
 
 AOTAutograd (PyTorch's) traces the backward pass and cuts the joint graph in two. Each half goes
 through ``compile_graph`` here, the whole path from ATen to native code.

@@ -36,7 +36,7 @@ def take_lookups(table: Tensor, taker: Callable[..., None]) -> None:
 
 def _taker(table: Tensor) -> Callable[..., None] | None:
     found = _takers.get(table)
-    return None if found is None else found()  # type: ignore[no-any-return]
+    return None if found is None else found()
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,12 @@ class _Pooled(torch.autograd.Function):
         found: list[Any] = [None] * len(tables)
         if len(takers) == 1 and None not in takers and all(wanted):
             next(iter(takers))(tables, bags, grad, ctx.argmax)  # type: ignore[misc]
-            # an empty gradient stands for the lookups, so that zeroing the model's gradients is seen
+            # an empty gradient stands for the lookups, so that zeroing the gradients is seen
+            nothing = tables[0].new_empty(0, tables[0].shape[1])
             found[0] = torch.sparse_coo_tensor(
-                size=tables[0].shape, dtype=tables[0].dtype, check_invariants=False
-            )
+                torch.empty(1, 0, dtype=torch.int64), nothing, tables[0].shape,
+                check_invariants=False,
+            )  # fmt: skip
         elif any(wanted):
             made = sparse_gradients([t.shape[0] for t in tables], bags, grad, ctx.argmax)
             for f, (table, want) in enumerate(zip(tables, wanted, strict=True)):

@@ -32,8 +32,8 @@ class SparseRows(torch.optim.Optimizer):
 
     In a model that the compiler compiled, backward does not make these gradients at all: with
     ``fused``, ``step`` takes the bags and the gradient of their pooled vectors, and sums and
-    updates the rows in one pass. ``table.grad`` is then None or empty. Zeroing the gradients of the model
-    (to None, the default) or of the optimizer drops what waits.
+    updates the rows in one pass. ``table.grad`` is then None or empty. Zeroing the gradients of
+    the model (to None, the default) or of the optimizer drops what waits.
 
     Raises ValueError for an unknown kind, a gradient that is not sparse, or another dtype.
 

@@ -30,7 +30,7 @@ class Options:
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Options:
-        """From the keyword arguments of a backend: ``mode`` and ``options``, as in torch.compile."""
+        """From a backend's keyword arguments: ``mode`` and ``options``, as in torch.compile."""
         named = {**given, **(given.get("options") or {})}
         named.pop("options", None)
         known = {f.name for f in fields(Options)}

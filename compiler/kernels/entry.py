@@ -69,7 +69,7 @@ def path(library: str) -> Path:
 
 
 def _native(library: str) -> ctypes.CDLL:
-    return _LIBRARIES[library].library()  # type: ignore[no-any-return]
+    return _LIBRARIES[library].library()
 
 
 def declarations(names: Sequence[str]) -> str:

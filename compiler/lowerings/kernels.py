@@ -94,11 +94,11 @@ def mlp(
 
 def _used(node: fx.Node, count: int) -> set[int]:
     """Which of a node's results anybody reads."""
-    found = set()
+    found: set[int] = set()
     for user in node.users:
         if user.op != "call_function" or user.target is not operator.getitem:
             return set(range(count))
-        found.add(user.args[1])
+        found.add(int(user.args[1]))  # type: ignore[arg-type]
     return found
 
 
@@ -234,8 +234,8 @@ def interact_backward(
         ]
         code.add(_array("shape", [*shape, "0"]))
         code.add(
-            f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, gradients, "
-            "threads);"
+            f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, "
+            "gradients, threads);"
         )
 
     entries = [f"interaction_backward_{SUFFIX[dtype]}"]

@@ -217,7 +217,7 @@ def _before(rewrite: Rewrite, bags: list[Bag]) -> fx.Node:
     last = rewrite.placeholders[-1]
     with rewrite.graph.inserting_after(last):
         pooled = rewrite.graph.placeholder(f"pooled_{len(rewrite.before.lookups)}")
-    pooled._dynamo_source = None  # type: ignore[attr-defined]  # it comes from no user variable
+    pooled._dynamo_source = None  # it comes from no user variable
     rewrite.placeholders.append(pooled)
     table, result = value(bags[0].table), value(bags[0].node)
     shape = (result.shape[0], len(bags), table.shape[1])
@@ -243,7 +243,7 @@ def _join(rewrite: Rewrite) -> None:
         stacked = kind(node) == "stack"
         if dim != 1 or (not stacked and rank(node) != 2):
             continue
-        parts = list(node.args[0])  # type: ignore[arg-type]
+        parts = list(node.args[0])
         joined: list[Any] = []
         k = 0
         while k < len(parts):

@@ -137,10 +137,10 @@ def _parts(rewrite: Rewrite, features: fx.Node, before: fx.Node) -> list[fx.Node
 def _bare(part: Any) -> fx.Node:
     """x (B, d) of x.unsqueeze(1); other parts as they are."""
     if kind(part) == "unsqueeze" and dimension(argument(part, 1, "dim"), part) == 1:
-        return part.args[0]  # type: ignore[no-any-return]
+        return part.args[0]
     if kind(part) == "getitem" and part.args[1] == (slice(None), None):
-        return part.args[0]  # type: ignore[no-any-return]
-    return part  # type: ignore[no-any-return]
+        return part.args[0]
+    return part
 
 
 def _lead(pairs: fx.Node, features: fx.Node, parts: list[fx.Node]) -> fx.Node | None:

@@ -171,7 +171,7 @@ class Rewrite:
             found = getattr(self.gm, str(node.target), None)
             return found if isinstance(found, Tensor) else None
         if kind(node) in ("tril_indices", "triu_indices") and not node.all_input_nodes:
-            return node.target(*node.args, **node.kwargs)  # type: ignore[operator, no-any-return]
+            return node.target(*node.args, **node.kwargs)
         if kind(node) in ("getitem", "select"):
             base = self.known(node.args[0])
             index = node.args[1] if kind(node) == "getitem" else argument(node, 2, "index")
