@@ -32,6 +32,7 @@ _KEPT = (
     *("bernoulli", "embedding_dense_backward", "_embedding_bag", "native_dropout"),
     *("index_add", "index_put", "_unsafe_index_put", "index_copy", "scatter", "scatter_add"),
     *("nll_loss_forward", "nll_loss_backward"),
+    "_scaled_dot_product_flash_attention_for_cpu",  # its decomposition fits inference alone
 )
 _MORE = (
     aten.native_layer_norm_backward, aten.native_group_norm, aten._native_batch_norm_legit,
