@@ -54,7 +54,8 @@ def _traced(
 def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
-    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants)
+    autotune = options.mode == "max-autotune"
+    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, autotune)
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
@@ -93,9 +94,11 @@ def compile_graph(
     frozen: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
-    graph = lower(gm, options.inlining, frozen)
+    autotune = options.mode == "max-autotune"
+    graph = lower(gm, options.inlining, frozen, autotune)
     steps = schedule(graph, options.fusion)
     module = generate(graph, steps, options.reuse)
+    module.keep_arena = options.mode == "reduce-overhead"
     options.report(half, gm, graph, steps, module)
     return module.load()
 

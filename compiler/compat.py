@@ -15,6 +15,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 
 __all__ = [
     "aot_autograd",
@@ -22,6 +23,7 @@ __all__ = [
     "decompositions",
     "is_dense",
     "min_cut_rematerialization_partition",
+    "real_tensors",
     "static_inputs",
 ]
 
@@ -95,3 +97,8 @@ def trace(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
     """The ATen graph of a module on fake inputs, without in-place operations."""
     run = torch.func.functionalize(gm, remove="mutations")
     return make_fx(run, decomposition_table=decompositions())(*fakes)
+
+
+def example_size(n: int | torch.SymInt) -> int:
+    """A size, or for a symbolic one the size that it was traced with."""
+    return n if isinstance(n, int) else int(n.node.hint)

@@ -88,6 +88,7 @@ class Graph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
     inlining: bool = True
+    autotune: bool = False
     frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
     _count: int = 0
 

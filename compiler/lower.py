@@ -43,15 +43,18 @@ def lowers(*targets: Any) -> Callable[[Lower], Lower]:
     return register
 
 
-def lower(gm: fx.GraphModule, inlining: bool = True, frozen: Sequence[int] = ()) -> Graph:
+def lower(
+    gm: fx.GraphModule, inlining: bool = True, frozen: Sequence[int] = (), autotune: bool = False
+) -> Graph:
     """The graph's operations in the loop IR.
 
     ``inlining=False`` stores every intermediate. ``frozen`` are inputs, by number, whose values may
     be taken once for all: what depends on them alone is computed at the first call only.
+    ``autotune`` lets matrix products be measured, ours against PyTorch's.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
-    graph = Graph(inlining=inlining)
+    graph = Graph(inlining=inlining, autotune=autotune)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []
     for node in gm.graph.nodes:

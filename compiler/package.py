@@ -72,7 +72,11 @@ def _compiled(
         captured = compat.export_to_torch(model, tuple(inputs), dynamic_shapes)
         lifted, names, tensors = _lift(captured)
         users = [n for n in lifted.graph.nodes if n.op == "placeholder"][len(names) :]
-        rewrite = patterns.apply(lifted, [*tensors, *flat]) if options.patterns else None
+        rewrite = (
+            patterns.apply(lifted, [*tensors, *flat], True, options.mode == "max-autotune")
+            if options.patterns
+            else None
+        )
         fakes = [n.meta.get("example_value") for n in lifted.graph.nodes if n.op == "placeholder"]
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
     graph = lower(aten, options.inlining, range(len(names)) if options.freeze else ())

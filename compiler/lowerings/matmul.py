@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiler import compat
 from compiler.codegen.expressions import index_text
 from compiler.graph import Graph, KernelOp
 from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import linear
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
+from compiler.runtime import autotune
 from compiler.values import cast
 
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -113,6 +115,8 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     dtype = node.meta["val"].dtype
     if dtype not in SUFFIX or any(n == 0 for n in (*a.size, *b.size)):
         return NotImplemented
+    if graph.autotune and not _ours_is_faster(node, dtype):
+        return NotImplemented
     out = graph.buffer(dtype, shape_of(node), note=node.name).layout()
     left = graph.realize(a)
     if bias is None and left.stride[0] == 1 and left.stride[1] != 1:
@@ -137,6 +141,19 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     names = [f"linear_{SUFFIX[dtype]}"]
     graph.ops.append(KernelOp("linear", reads, [out], names, emit, node.name))
     return out.value()
+
+
+def _ours_is_faster(node: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether our product beats PyTorch's (MKL, or oneDNN for bf16) for a node's example sizes."""
+    a, b = (n.meta["val"] for n in node.all_input_nodes[-2:])
+    m, k, n = (compat.example_size(x) for x in (*a.shape, b.shape[1]))
+    with compat.real_tensors():
+        left, right = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype).t()
+        ways = {
+            "ours": lambda: linear.linear(left, right.t()),
+            "PyTorch": lambda: torch.mm(left, right),
+        }
+        return autotune.choose(f"mm {m} x {k} x {n} {dtype}", ways) == "ours"
 
 
 def _weight_gradient(graph: Graph, node: fx.Node, left: Layout, b: Value) -> Value:

@@ -19,13 +19,16 @@ from compiler.patterns.match import Rewrite
 __all__ = ["Rewrite", "apply"]
 
 
-def apply(gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True) -> Rewrite:
+def apply(
+    gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True, autotune: bool = False
+) -> Rewrite:
     """Replace what is found in ``gm``, in place.
 
     ``inputs`` are example inputs, one for each placeholder. With ``constants``, index tensors among
-    them may be taken as they are now; the result's ``checks`` say which.
+    them may be taken as they are now; the result's ``checks`` say which. ``autotune`` measures
+    whether a chain of layers is faster fused.
     """
-    rewrite = Rewrite(gm, list(inputs), constants)
+    rewrite = Rewrite(gm, list(inputs), constants, autotune)
     if any(device.type != "cpu" for device in rewrite.devices()):
         return rewrite
     rewrite.drop_identities()

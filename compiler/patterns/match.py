@@ -99,7 +99,10 @@ class Rewrite:
     takes for granted: (number of the input, its value).
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: list[Any], constants: bool) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, inputs: list[Any], constants: bool, autotune: bool
+    ) -> None:
+        self.autotune = autotune
         self.gm, self.graph, self.inputs, self.constants = gm, gm.graph, inputs, constants
         self.found: list[str] = []
         self.checks: list[tuple[int, Tensor]] = []
@@ -171,7 +174,7 @@ class Rewrite:
             found = getattr(self.gm, str(node.target), None)
             return found if isinstance(found, Tensor) else None
         if kind(node) in ("tril_indices", "triu_indices") and not node.all_input_nodes:
-            return node.target(*node.args, **node.kwargs)
+            return node.target(*node.args, **node.kwargs)  # type: ignore[operator]
         if kind(node) in ("getitem", "select"):
             base = self.known(node.args[0])
             index = node.args[1] if kind(node) == "getitem" else argument(node, 2, "index")

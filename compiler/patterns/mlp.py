@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from compiler import compat
+from compiler.kernels import mlp as mlp_kernel
 from compiler.patterns.match import Rewrite, argument, kind, rank, value
+from compiler.runtime import autotune
 
 ACTIVATIONS = ("relu", "sigmoid", "gelu")
 
@@ -24,7 +27,8 @@ def replace(rewrite: Rewrite) -> None:
         last = chain[-1][1] or chain[-1][0]
         if rewrite.changed_between(chain[0][0], last):
             continue
-        if len(chain) > 1 or chain[0][1] is not None:
+        wanted = len(chain) > 1 or chain[0][1] is not None
+        if wanted and not (rewrite.autotune and _apart_is_faster(chain)):
             _fuse(rewrite, chain)
 
 
@@ -73,6 +77,26 @@ def _activation(rewrite: Rewrite, node: fx.Node) -> tuple[fx.Node | None, str]:
         if not exact or torch.is_grad_enabled():  # its output alone does not give its derivative
             return None, "none"
     return users[0], name
+
+
+def _apart_is_faster(chain: list[Layer]) -> bool:
+    """Whether PyTorch's layers, one by one, beat the fused chain for the example sizes."""
+    x = value(argument(chain[0][0], 0, "input"))
+    shapes = [value(argument(n, 1, "weight")).shape for n, _, _ in chain]
+    dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
+    batch = compat.example_size(x.shape[0])
+    with compat.real_tensors():
+        data = torch.randn(batch, shapes[0][1]).to(dtype)
+        layers = [
+            mlp_kernel.Layer(torch.randn(*shape).to(dtype), torch.randn(shape[0]).to(dtype), name)
+            for shape, (_, _, name) in zip(shapes, chain, strict=True)
+        ]
+        widths = "-".join(str(n) for n in (shapes[0][1], *(shape[0] for shape in shapes)))
+        ways = {
+            "fused": lambda: mlp_kernel.mlp(data, layers),
+            "apart": lambda: mlp_kernel.reference(data, layers),
+        }
+        return autotune.choose(f"mlp {batch} x {widths} {dtype}", ways) == "apart"
 
 
 def _fuse(rewrite: Rewrite, chain: list[Layer]) -> None:

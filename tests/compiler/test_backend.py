@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import compiler
 from compiler.kernels.bags import BagError
 from compiler.optim import KINDS, SparseRows
 from compiler.options import listening
+from compiler.runtime.autotune import choose
 from dlrm.batch import Batch
 from dlrm.config import DLRMConfig
 from dlrm.model import DLRM
@@ -309,3 +311,30 @@ def test_the_name_is_registered_with_torch_compile():
     torch._dynamo.reset()
     run = torch.compile(lambda x: x * 2 + 1, backend="dlrm", mode="max-autotune")
     torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes_compute_the_same(mode):
+    model = model_of(interaction="cross", cross_layers=1, cross_rank=4)
+    run = compiler.compile(model, mode=mode)
+    with torch.no_grad():
+        for size in (30, 30, 300, 31):
+            data = batch(model.config, size).inputs()
+            torch.testing.assert_close(run(*data), model(*data), rtol=1e-5, atol=1e-5)
+
+
+def test_choices_are_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLRM_COMPILER_CACHE", str(tmp_path))
+    calls: list[str] = []
+
+    def slow() -> None:
+        calls.append("slow")
+        time.sleep(0.01)
+
+    ways = {"slow": slow, "fast": lambda: calls.append("fast")}
+    assert choose("what", ways) == "fast"
+    measured = len(calls)
+    assert choose("what", ways) == "fast" and len(calls) == measured
+    for file in tmp_path.iterdir():
+        file.write_text("{")  # damaged: measured again
+    assert choose("what", ways) == "fast" and len(calls) > measured
