@@ -106,7 +106,12 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         out.mkdir(parents=True, exist_ok=True)
         lock = _lock(out)
         _begin(config, trainer, origin)
-        trainer.fit()
+        try:
+            trainer.fit()
+        except OSError:
+            if kept := checkpoint.steps(out):
+                report.warn(f"the last checkpoint is {kept[-1]}; --resume auto goes on from it")
+            raise
         scores = trainer.test()
         summary = _summary(config, trainer, scores)
         write_json(out / "summary.json", summary)

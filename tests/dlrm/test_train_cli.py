@@ -1,14 +1,16 @@
 """The train command: flags, files and presets, refusals that leave nothing behind, and mishaps."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from dlrm import cli
+from dlrm import checkpoint, cli
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
 from dlrm.train import main, make_config, show, train
@@ -272,6 +274,24 @@ def test_a_full_disk_is_survived_with_a_clear_error(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
     assert "partial" not in done.stderr and "free some space" in done.stderr
     assert not list(out.rglob("*partial*")) and not (out / "summary.json").exists()
+
+
+def test_after_a_full_disk_the_run_goes_on_from_the_last_checkpoint(tmp_path, capsys, monkeypatch):
+    flags = [*QUICK, "--out", str(tmp_path / "run"), "--save-every", "5", "--steps", "18"]
+    save = checkpoint.save
+
+    def full_after_step_5(path: Path, *more: object) -> None:
+        if path.name not in ("best", "step-000000005"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        save(path, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", full_after_step_5)
+    assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert "step 10: checkpoint not saved, training goes on" in error
+    assert "step-000000005; --resume auto goes on from it\nerror: " in error
+    monkeypatch.undo()
+    assert main([*flags, "--resume", "auto"]) == 0
 
 
 def test_other_ways_to_run(tmp_path):
