@@ -205,6 +205,8 @@ class Statements:
             return f"round_bf16({value})"
         if node.dtype == torch.bool:
             return f"({value} != 0)"
+        if node.value.dtype == torch.bool:  # g++ has vectors for a choice, none for a conversion
+            return f"({value} ? ({CTYPES[node.dtype]})1 : ({CTYPES[node.dtype]})0)"
         return f"({CTYPES[node.dtype]}){value}"
 
     def _load(self, node: Load, made: dict[int, str]) -> str:

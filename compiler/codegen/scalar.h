@@ -1,5 +1,6 @@
 // What generated loops call on one number at a time. Everything here is free of branches, so that the
-// C++ compiler turns a loop over it into vector instructions. f32 results are within 2 ulp.
+// C++ compiler turns a loop over it into vector instructions: a choice is a ? b : c of numbers, and
+// never || or && of conditions, for which g++ has no vectors. f32 results are within 2 ulp.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -53,8 +54,8 @@ INLINE Int place_unsigned(Int i, Int size, Int& bad) {
 }
 
 // The larger and the smaller; a NaN wins, as in PyTorch.
-template <class T> INLINE T maximum(T a, T b) { return a > b || a != a ? a : b; }
-template <class T> INLINE T minimum(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> INLINE T maximum(T a, T b) { return a != a ? a : (a > b ? a : b); }
+template <class T> INLINE T minimum(T a, T b) { return a != a ? a : (a < b ? a : b); }
 template <class T> INLINE T relu(T a) { return a < 0 ? (T)0 : a; }
 template <class T> INLINE T sign(T a) { return (T)((a > 0) - (a < 0)); }
 template <class T> INLINE T absolute(T a) { return a < 0 ? (T)-a : a; }
@@ -134,14 +135,17 @@ INLINE float log_(float x) {
   y = (f + y) + n * 0.693145752f;
   y = x == 0 ? -INFINITY : y;
   y = x < 0 ? NAN : y;
-  return x == INFINITY || x != x ? x : y;
+  y = x == INFINITY ? x : y;
+  return x != x ? x : y;
 }
 INLINE double log_(double x) { return std::log(x); }
 
 INLINE float log1p_(float x) {
   float u = 1.0f + x, y = log_(u);
   float corrected = y + (x - (u - 1.0f)) / u;  // what 1 + x rounded away
-  return u == 1.0f ? x : (x > 1e30f || x <= -1.0f || x != x ? y : corrected);
+  corrected = x > 1e30f ? y : corrected;
+  corrected = x > -1.0f ? corrected : y;  // also for NaN
+  return u == 1.0f ? x : corrected;
 }
 INLINE double log1p_(double x) { return std::log1p(x); }
 
