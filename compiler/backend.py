@@ -20,6 +20,7 @@ from compiler import compat, patterns
 from compiler.codegen.wrapper import generate
 from compiler.lower import lower
 from compiler.options import Options
+from compiler.order import reorder
 from compiler.runtime.build import NoCompiler
 from compiler.schedule import schedule
 
@@ -97,6 +98,8 @@ def compile_graph(
     autotune = options.mode == "max-autotune"
     graph = lower(gm, options.inlining, frozen, autotune)
     steps = schedule(graph, options.fusion)
+    if options.ordering:
+        steps = reorder(graph, steps)
     module = generate(graph, steps, options.reuse)
     module.keep_arena = options.mode == "reduce-overhead"
     options.report(half, gm, graph, steps, module)

@@ -17,6 +17,7 @@ class Options:
     * ``fusion``: run operations in shared loops.
     * ``patterns``: replace embedding bags, interactions and MLPs by fused kernels.
     * ``reuse``: let temporaries share memory.
+    * ``ordering``: run steps in an order of low peak memory.
     * ``mode``: default, reduce-overhead or max-autotune.
     * ``freeze``: prepare the weights once; later changes of them do not show.
     """
@@ -25,6 +26,7 @@ class Options:
     fusion: bool = True
     patterns: bool = True
     reuse: bool = True
+    ordering: bool = True
     mode: str = "default"
     freeze: bool = False
 

@@ -26,6 +26,7 @@ from compiler.graph import size
 from compiler.kernels import entry
 from compiler.lower import lower
 from compiler.options import Options
+from compiler.order import reorder
 from compiler.runtime import build
 from compiler.saved import VERSION, PackageError
 from compiler.schedule import schedule
@@ -80,7 +81,10 @@ def _compiled(
         fakes = [n.meta.get("example_value") for n in lifted.graph.nodes if n.op == "placeholder"]
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
     graph = lower(aten, options.inlining, range(len(names)) if options.freeze else ())
-    module = generate(graph, schedule(graph, options.fusion), options.reuse)
+    steps = schedule(graph, options.fusion)
+    if options.ordering:
+        steps = reorder(graph, steps)
+    module = generate(graph, steps, options.reuse)
     # index tensors that patterns took for constants are the model's own: they are saved with it
     varying = [k for k, _ in (rewrite.checks if rewrite else []) if k >= len(names)]
     if varying:

@@ -1,0 +1,88 @@
+"""The order of steps: of those that may run next, the one that leaves the least memory in use.
+
+A step may run when everything that it reads is there, and when nothing still to run reads what it
+overwrites. Steps that PyTorch computes keep their order among themselves (they may draw random
+numbers), and a run of native steps is not broken up where it need not be: each break costs a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.graph import FallbackOp, Graph
+from compiler.ir import Buffer, Layout
+from compiler.memory import buffer_bytes
+from compiler.schedule import Group, Step
+
+UNKNOWN = 1024  # what a symbolic size counts as
+
+
+def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+    """The steps in an order of low peak memory; the same results.
+
+    Greedy list scheduling: the change of memory in use decides, then the order in which the steps
+    came.
+    """
+    waits = _dependencies(steps)
+    readers: dict[Buffer, set[int]] = {}
+    for k, step in enumerate(steps):
+        for buffer in step.reads():
+            readers.setdefault(buffer, set()).add(k)
+    outputs = {layout.buffer for layout in graph.outputs if isinstance(layout, Layout)}
+    local = {b for step in steps if isinstance(step, Group) for b in step.local}
+    left = dict(enumerate(steps))
+    done: list[Step] = []
+    finished: set[int] = set()
+    native = True
+    while left:
+        ready = [k for k in left if waits[k] <= finished]
+
+        def cost(k: int, native: bool = native) -> tuple[bool, int, int]:
+            step = steps[k]
+            made = sum(_bytes(b) for b in step.writes() if _owned(b) and b not in local)
+            freed = sum(
+                _bytes(b)
+                for b in step.reads()
+                if _owned(b) and b not in local | outputs and readers[b] <= finished | {k}
+            )
+            return native == isinstance(step, FallbackOp), made - freed, k
+
+        best = min(ready, key=cost)
+        native = not isinstance(steps[best], FallbackOp)
+        done.append(left.pop(best))
+        finished.add(best)
+    return done
+
+
+def _owned(buffer: Buffer) -> bool:
+    return buffer.kind == "temporary"
+
+
+def _bytes(buffer: Buffer) -> int:
+    size = buffer_bytes(buffer)
+    return int(size.subs(dict.fromkeys(size.free_symbols, UNKNOWN)))
+
+
+def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
+    """For each step, the numbers of those that must run before it."""
+    waits: list[set[int]] = []
+    wrote: dict[Buffer, set[int]] = {}
+    read: dict[Buffer, set[int]] = {}
+    last_call: int | None = None
+    for k, step in enumerate(steps):
+        before: set[int] = set()
+        for buffer in step.reads():
+            before |= wrote.get(buffer, set())
+        for buffer in step.writes():
+            if buffer.kind != "temporary":  # a change of an input comes after all that read it
+                before |= wrote.get(buffer, set()) | read.get(buffer, set())
+        if isinstance(step, FallbackOp):
+            if last_call is not None:
+                before.add(last_call)
+            last_call = k
+        for buffer in step.reads():
+            read.setdefault(buffer, set()).add(k)
+        for buffer in step.writes():
+            wrote.setdefault(buffer, set()).add(k)
+        waits.append(before - {k})
+    return waits
