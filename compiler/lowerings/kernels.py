@@ -33,6 +33,11 @@ def _array(name: str, fields: Sequence[str]) -> str:
     return f"Int {name}[] = {{{', '.join(fields)}}};"
 
 
+def _structures(name: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    """An array of structures, one a line."""
+    return [f"Int {name}[] = {{", *(f"{', '.join(row)}," for row in rows), "};"]
+
+
 def _spread(columns: Index) -> Index:
     """A row stride of an odd number of cache lines, so that columns do not share a cache set."""
     if not columns.is_number or columns < 32:
@@ -73,13 +78,13 @@ def mlp(
         fields = []
         for w, b, out, (packed, few), name in zip(layers, lines, outs, packs, names, strict=True):
             kept = ("0", "0") if out is None else (f"(Int){pointer(out)}", row(out))
-            fields += [
+            fields.append([
                 f"(Int)({few} ? {pointer(w)} : {packed.buffer.name})",
                 f"{few} ? {index_text(w.stride[0])} : 0", f"(Int){pointer(b)}",
                 index_text(w.size[1]), index_text(w.size[0]), str(linear.ACTIVATIONS.index(name)),
                 *kept, "0", "0", "0", "0",
-            ]  # fmt: skip
-        code.add(_array("layers", fields))
+            ])  # fmt: skip
+        code.add(*_structures("layers", fields))
         code.add(
             f"mlp_forward_{suffix}({pointer(data)}, {row(data)}, {batch}, layers, {len(layers)}, "
             "threads);"
@@ -135,14 +140,14 @@ def mlp_backward(
         for k, w in enumerate(layers):
             outs, ins = index_text(w.size[0]), index_text(w.size[1])
             pack = packs[k]
-            fields += [
+            fields.append([
                 "0" if pack is None else f"(Int){pack.buffer.name}", "0", "0", ins, outs,
                 str(linear.ACTIVATIONS.index(names[k])),
                 f"(Int){pointer(kept[k])}", row(kept[k]),
                 f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0])),
                 f"(Int){found[k].buffer.name}", f"(Int){found[count + k].buffer.name}",
-            ]  # fmt: skip
-        code.add(_array("layers", fields))
+            ])  # fmt: skip
+        code.add(*_structures("layers", fields))
         to = "nullptr, 0" if first is None else f"{first.buffer.name}, {row(first)}"
         code.add(
             f"mlp_backward_{suffix}({pointer(data)}, {row(data)}, {pointer(gradient)}, "
@@ -269,7 +274,7 @@ def bags(
         for f, (table, own) in enumerate(zip(rows, places, strict=True)):
             count = own.size[0] if starts else own.size[0] * own.size[1]
             length = "0" if starts else index_text(own.size[1])
-            fields += [
+            fields.append([
                 f"(Int){pointer(own)}", str(int(ids[f].dtype == torch.int64)), index_text(count),
                 f"(Int){pointer(starts[f])}" if starts else "0",
                 str(int(bool(starts) and offsets[f].dtype == torch.int64)),
@@ -282,8 +287,8 @@ def bags(
                 str(MODES.index(kinds[f])), "0", "0", "0",
                 f"(Int)({out.buffer.name} + {index_text(f * size[2])})",
                 index_text(size[1] * size[2] * wide), str(int(dtype == torch.bfloat16)), "0",
-            ]  # fmt: skip
-        code.add(_array("tables", fields), "Int found[4] = {0, 0, 0, 0};")
+            ])  # fmt: skip
+        code.add(*_structures("tables", fields), "Int found[4] = {0, 0, 0, 0};")
         code.add(f"embedding_bags(tables, {len(rows)}, threads, found);")
         code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
 
