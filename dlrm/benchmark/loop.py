@@ -1,30 +1,17 @@
-"""Measure this package on this machine: ``python -m dlrm.benchmark loop``.
-
-* ``loop``: what the training loop (data, checks, log, progress bar) costs over the bare step.
-* ``preprocess``: rows/s of ``dlrm.preprocess`` beside polars reading the same file.
-
-Both sides of a comparison run in turn in the same process; medians and their ratio are printed.
-"""
+"""What the training loop (data, checks, log, progress bar) costs over the bare step."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dlrm import cli
-from dlrm.config import PRESETS
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.errors import InputError
-from dlrm.files import write_json
 from dlrm.report import Report
 from dlrm.settings import TrainConfig
 from dlrm.train import make_config
@@ -93,56 +80,3 @@ def loop_table(presets: Sequence[str], steps: int, rounds: int) -> list[dict[str
             results.append({"preset": preset, "batch": config.data.batch_size}
                            | loop(config, batches, rounds))  # fmt: skip
     return results
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    flags = argparse.ArgumentParser(
-        prog="python -m dlrm.benchmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    flags.add_argument("what", choices=["loop", "preprocess"])
-    flags.add_argument("--preset", action="append", help="loop: repeatable; tiny and kaggle")
-    flags.add_argument("--steps", type=int, default=60, help="loop: steps of a round (60)")
-    flags.add_argument("--rounds", type=int, default=5, help="rounds of each side (5)")
-    flags.add_argument("--input", default="", help="preprocess: a raw Criteo file")
-    flags.add_argument("--json", default="", help="also write the figures to this file")
-    return flags
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-
-    def command() -> int:
-        o = parser().parse_args(argv)
-        if o.rounds < 1 or o.steps < 1:
-            raise InputError("--rounds and --steps must be at least 1")
-        print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
-        if o.what == "loop":
-            presets = o.preset or ["tiny", "kaggle"]
-            for preset in presets:
-                if preset not in PRESETS:
-                    raise InputError(f"--preset: no {preset!r}; there are {', '.join(PRESETS)}")
-            figures: Any = loop_table(presets, o.steps, o.rounds)
-            print(f"{'preset':<12}{'batch':>7}{'bare step':>13}{'loop':>12}{'loop / bare':>13}")
-            for f in figures:
-                print(
-                    f"{f['preset']:<12}{f['batch']:>7}{f['bare_ms']:>10.2f} ms"
-                    f"{f['loop_ms']:>9.2f} ms{f['ratio']:>13.3f}"
-                )
-        else:
-            from dlrm.datasets.criteo.rate import measure
-
-            if not o.input:
-                raise InputError("--input: name a raw Criteo file")
-            figures = measure(o.input)
-        if o.json:
-            write_json(Path(o.json), figures)
-        return 0
-
-    return cli.run(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
