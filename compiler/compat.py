@@ -102,3 +102,8 @@ def trace(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
 def example_size(n: int | torch.SymInt) -> int:
     """A size, or for a symbolic one the size that it was traced with."""
     return n if isinstance(n, int) else int(n.node.hint)
+
+
+def has_onednn() -> bool:
+    """Whether this PyTorch has oneDNN, and oneDNN is on."""
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)

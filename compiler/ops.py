@@ -95,6 +95,21 @@ def _layers(
     return [mlp_kernel.Layer(*one) for one in zip(weights, biases, names, strict=True)]
 
 
+# A linear layer by oneDNN, where max-autotune finds it faster than our kernel and than MKL
+
+
+@torch.library.custom_op("dlrm::onednn_linear", mutates_args=())
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (B, n) weight^T + bias; the weight (m, n) is packed at each call, since it may change."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), x.shape[0])
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+@onednn_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
 # Interaction: dot products of all pairs of feature vectors
 
 

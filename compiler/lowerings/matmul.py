@@ -6,14 +6,15 @@ row-major, which is what the gradient of a weight is, goes to the kernel made fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from compiler import compat
 from compiler.codegen.expressions import index_text
-from compiler.graph import Graph, KernelOp
+from compiler.graph import FallbackOp, Graph, KernelOp, sizes
 from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import linear
 from compiler.lower import aten, lowers
@@ -115,8 +116,8 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     dtype = node.meta["val"].dtype
     if dtype not in SUFFIX or any(n == 0 for n in (*a.size, *b.size)):
         return NotImplemented
-    if graph.autotune and not _ours_is_faster(node, dtype):
-        return NotImplemented
+    if graph.autotune and (way := _fastest(node, dtype)) != "ours":
+        return NotImplemented if way == "PyTorch" else _by_onednn(graph, node, a, b, bias)
     out = graph.buffer(dtype, shape_of(node), note=node.name).layout()
     left = graph.realize(a)
     if bias is None and left.stride[0] == 1 and left.stride[1] != 1:
@@ -143,17 +144,56 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     return out.value()
 
 
-def _ours_is_faster(node: fx.Node, dtype: torch.dtype) -> bool:
-    """Whether our product beats PyTorch's (MKL, or oneDNN for bf16) for a node's example sizes."""
+def _fastest(node: fx.Node, dtype: torch.dtype) -> str:
+    """Which product is the fastest for a node's example sizes: ours, PyTorch's or oneDNN's."""
     a, b = (n.meta["val"] for n in node.all_input_nodes[-2:])
     m, k, n = (compat.example_size(x) for x in (*a.shape, b.shape[1]))
     with compat.real_tensors():
-        left, right = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype).t()
+        left, weight = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
         ways = {
-            "ours": lambda: linear.linear(left, right.t()),
-            "PyTorch": lambda: torch.mm(left, right),
+            "ours": _native(left, weight),
+            "PyTorch": lambda: torch.mm(left, weight.t()),
         }
-        return autotune.choose(f"mm {m} x {k} x {n} {dtype}", ways) == "ours"
+        if compat.has_onednn() and b.stride()[0] == 1 and b.stride()[1] == b.shape[0]:
+            ways["oneDNN"] = lambda: torch.ops.dlrm.onednn_linear(left, weight, None)
+        return autotune.choose(f"mm {m} x {k} x {n} {dtype}, {len(ways)} ways", ways)
+
+
+def _native(x: Tensor, weight: Tensor) -> Callable[[], object]:
+    """Our product as generated code calls it, without the checks of its Python face."""
+    library, suffix = linear.library(), SUFFIX[x.dtype]
+    rows, outputs, inputs = x.shape[0], *weight.shape
+    pack, product = (getattr(library, f"{name}_{suffix}") for name in ("pack", "linear"))
+    size = getattr(library, f"packed_size_{suffix}")(outputs, inputs)
+    packed, out = x.new_empty(size), x.new_empty(rows, outputs)
+    threads = torch.get_num_threads()
+    few = rows <= linear.PLAIN_ROWS
+
+    def run() -> Tensor:
+        if not few:
+            pack(weight.data_ptr(), inputs, 1, outputs, inputs, packed.data_ptr(), threads)
+        data, row = (weight, inputs) if few else (packed, 0)
+        product(
+            *(x.data_ptr(), inputs, rows, data.data_ptr(), row, inputs, outputs),
+            *(out.data_ptr(), outputs, None, None, 0, 0, threads),
+        )
+        return out
+
+    return run
+
+
+def _by_onednn(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None) -> Value:
+    meta = node.meta["val"]
+    weight = turned(graph.realize(b))
+    inputs = [graph.rows(a), weight, *([] if bias is None else [graph.dense(bias)])]
+    out = graph.buffer(meta.dtype, sizes(meta.shape), note=node.name)
+    arguments = (*inputs, *([None] if bias is None else []))
+    graph.ops.append(
+        FallbackOp(
+            torch.ops.dlrm.onednn_linear.default, arguments, {}, inputs, [out], False, node.name
+        )
+    )
+    return out.value()
 
 
 def _weight_gradient(graph: Graph, node: fx.Node, left: Layout, b: Value) -> Value:

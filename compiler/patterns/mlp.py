@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from compiler import compat
@@ -96,7 +97,17 @@ def _apart_is_faster(chain: list[Layer]) -> bool:
             "fused": lambda: mlp_kernel.mlp(data, layers),
             "apart": lambda: mlp_kernel.reference(data, layers),
         }
-        return autotune.choose(f"mlp {batch} x {widths} {dtype}", ways) == "apart"
+        if compat.has_onednn():
+            ways["oneDNN"] = lambda: _by_onednn(data, layers)
+        return autotune.choose(f"mlp {batch} x {widths} {dtype}", ways) != "fused"
+
+
+def _by_onednn(x: Tensor, layers: list[mlp_kernel.Layer]) -> Tensor:
+    for layer in layers:
+        x = torch.ops.dlrm.onednn_linear(x, layer.weight, layer.bias)
+        if layer.activation != "none":
+            x = {"relu": torch.relu, "sigmoid": torch.sigmoid, "gelu": F.gelu}[layer.activation](x)
+    return x
 
 
 def _fuse(rewrite: Rewrite, chain: list[Layer]) -> None:

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import compiler
+from compiler import compat
 from compiler.kernels.bags import BagError
 from compiler.optim import KINDS, SparseRows
 from compiler.options import listening
+from compiler.runtime import autotune
 from compiler.runtime.autotune import choose
 from dlrm.batch import Batch
 from dlrm.config import DLRMConfig
@@ -338,3 +340,27 @@ def test_choices_are_measured_once(monkeypatch, tmp_path):
     for file in tmp_path.iterdir():
         file.write_text("{")  # damaged: measured again
     assert choose("what", ways) == "fast" and len(calls) > measured
+
+
+@pytest.mark.parametrize("way", ["ours", "PyTorch", "oneDNN"])
+def test_every_way_to_multiply_computes_the_same(monkeypatch, way):
+    if way == "oneDNN" and not compat.has_onednn():
+        pytest.skip("this PyTorch has no oneDNN")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3))
+    asked: list[str] = []
+
+    def chosen(question: str, ways: dict[str, object]) -> str:
+        asked.append(question)
+        return way if way in ways else "apart" if "apart" in ways else "PyTorch"
+
+    monkeypatch.setattr(autotune, "choose", chosen)
+    torch._dynamo.reset()
+    run = compiler.compile(model, mode="max-autotune")
+    x = torch.randn(9, 5)
+    torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    seen, expected = (
+        torch.autograd.grad(f(x).square().sum(), list(model.parameters())) for f in (run, model)
+    )
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
+    assert any(q.startswith("mm") for q in asked)
