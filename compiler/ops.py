@@ -114,13 +114,16 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @torch.library.custom_op("dlrm::interaction", mutates_args=())
-def interaction(features: list[Tensor], dense: bool, self_pairs: bool) -> Tensor:
-    """(B, n) from K vectors in all: each of ``features`` is (B, d) or (B, k, d)."""
-    return interaction_kernel.interaction(_stacked(features), dense, self_pairs)
+def interaction(features: list[Tensor], dense: bool, self_pairs: bool, upper: bool) -> Tensor:
+    """(B, n) from K vectors in all: each of ``features`` is (B, d) or (B, k, d).
+
+    ``upper``: pairs i < j in the order of ``triu_indices``, else i > j in that of ``tril_indices``.
+    """
+    return interaction_kernel.interaction(_stacked(features), dense, self_pairs, upper=upper)
 
 
 @interaction.register_fake
-def _(features: list[Tensor], dense: bool, self_pairs: bool) -> Tensor:
+def _(features: list[Tensor], dense: bool, self_pairs: bool, upper: bool) -> Tensor:
     count = sum(1 if f.dim() == 2 else f.shape[1] for f in features)
     first = features[0]
     columns = interaction_kernel.out_features(count, first.shape[-1], dense, self_pairs)
@@ -129,11 +132,11 @@ def _(features: list[Tensor], dense: bool, self_pairs: bool) -> Tensor:
 
 @torch.library.custom_op("dlrm::interaction_backward", mutates_args=())
 def interaction_backward(
-    g: Tensor, features: list[Tensor], dense: bool, self_pairs: bool
+    g: Tensor, features: list[Tensor], dense: bool, self_pairs: bool, upper: bool
 ) -> list[Tensor]:
     """The gradients of ``features``, contiguous."""
     found = interaction_kernel.interaction_backward(
-        g.contiguous(), _stacked(features), dense, self_pairs
+        g.contiguous(), _stacked(features), dense, self_pairs, upper=upper
     )
     assert isinstance(found, Tensor)
     results, at = [], 0
@@ -145,18 +148,20 @@ def interaction_backward(
 
 
 @interaction_backward.register_fake
-def _(g: Tensor, features: list[Tensor], dense: bool, self_pairs: bool) -> list[Tensor]:
+def _(
+    g: Tensor, features: list[Tensor], dense: bool, self_pairs: bool, upper: bool
+) -> list[Tensor]:
     return [f.new_empty(f.shape) for f in features]
 
 
 def _interaction_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    features, ctx.dense, ctx.self_pairs = inputs
+    features, *ctx.flags = inputs
     ctx.save_for_backward(*features)
 
 
 def _interaction_gradient(ctx: Any, g: Tensor) -> Any:
-    found = interaction_backward(g, list(ctx.saved_tensors), ctx.dense, ctx.self_pairs)
-    return found, None, None
+    found = interaction_backward(g, list(ctx.saved_tensors), *ctx.flags)
+    return found, None, None, None
 
 
 interaction.register_autograd(_interaction_gradient, setup_context=_interaction_setup)

@@ -60,6 +60,7 @@ class DLRMConfig:
     qr_threshold: int = option(200, "only tables with more rows than this use it")
     qr_op: str = option("mult", "how quotient and remainder rows are combined")
     md_temperature: float = option(0.0, "mixed dimensions: width ~ rows ** -temperature; 0: off")
+    wide: bool = option(False, "add a trained scalar per id to the logit, as Wide & Deep")
     dropout: float = option(0.0, "dropout after each hidden layer")
     sparse: bool = option(True, "table gradients hold only the looked-up rows")
 
@@ -109,6 +110,13 @@ class DLRMConfig:
             raise InputError(
                 "qr_op=concat with md_temperature: a mixed dimension may be 1, which has no "
                 "halves; use qr_op=mult or add"
+            )
+        if self.wide and not self.rows:
+            raise InputError("wide adds a weight per id to the logit, and there are no tables")
+        if self.wide and self.qr_collisions:
+            raise InputError(
+                "wide with qr_collisions: a weight for each id is the table of as many rows as ids "
+                "that quotient and remainder avoid; use one of the two"
             )
         pairs = len(self.rows) + (self.dense_in > 0) + (self.interaction == "dot_self")
         if self.interaction.startswith("dot") and pairs < 2 and self.dense_in == 0:

@@ -5,10 +5,13 @@
   of a remainder table, so n ids need about n / c + c rows.
 * mixed dimension (Ginart et al. 2019): large tables get narrow rows, projected to the common width.
 * weighted pooling: each id has a scalar weight, fixed at one or learned, as in the published DLRM.
+
+Beside them, the wide part (Cheng et al. 2016) has a scalar per id, which is added to the logit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -142,3 +145,25 @@ class EmbeddingTables(nn.ModuleList):
             table(ids[f], offsets[f], None if weights is None else weights[f])
             for f, table in enumerate(self)
         ]  # F times (B, dim)
+
+
+class Wide(nn.Module):
+    """The wide part of Wide & Deep (Cheng et al. 2016); DeepFM's first order (Guo et al. 2017).
+
+    Each id of each table has a scalar, zero at first, pooled as the table's vectors are; the sum
+    over the tables is added to the logit: a logistic regression on the ids, whose bias is the top
+    MLP's. Mixed dimensions and learned pooling weights would add nothing to a width of 1.
+    """
+
+    def __init__(self, config: DLRMConfig) -> None:
+        super().__init__()
+        self.tables = EmbeddingTables(
+            dataclasses.replace(config, dim=1, md_temperature=0.0, weighted_pooling="none")
+        )
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(
+        self, ids: Sequence[Tensor], offsets: Tensor, weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        return torch.cat(self.tables(ids, offsets, weights), dim=1).sum(dim=1)  # (B, F) to (B,)

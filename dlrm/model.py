@@ -6,6 +6,7 @@
 
 A click probability is ``sigmoid(logit)``. Dense features say how much (a count, an age); ids say
 which (an ad, a city), and an embedding bag turns a set of ids into the sum or mean of their rows.
+With ``wide``, a logistic regression on the ids is added to the logit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.config import DLRMConfig
-from dlrm.embeddings import EmbeddingTables
+from dlrm.embeddings import EmbeddingTables, Wide
 from dlrm.interaction import CatInteraction, DotInteraction, LowRankCross
 
 
@@ -49,7 +50,7 @@ def make_interaction(
 
 
 class DLRM(nn.Module):
-    """Bottom MLP, embedding bags, interaction, top MLP.
+    """Bottom MLP, embedding bags, interaction, top MLP, and perhaps a wide part beside them.
 
     >>> from dlrm.batch import Batch
     >>> model = DLRM(DLRMConfig(rows=(10, 20), dim=4, dense_in=3, bottom=(8,), top=(8,)))
@@ -71,6 +72,7 @@ class DLRM(nn.Module):
         self.interaction = make_interaction(config, features)
         widths = (self.interaction.out_features, *config.top, 1)
         self.top = mlp(widths, last_relu=False, dropout=config.dropout)
+        self.wide = Wide(config) if config.wide else None
 
     def forward(
         self,
@@ -83,13 +85,14 @@ class DLRM(nn.Module):
         if self.bottom is not None:
             vectors = [self.bottom(dense), *vectors]
         features = torch.stack(vectors, dim=1)  # (B, K, d), K = F + 1 with dense features
-        return self.top(self.interaction(features)).squeeze(1)  # (B,)
+        logit = self.top(self.interaction(features)).squeeze(1)  # (B,)
+        return logit if self.wide is None else logit + self.wide(ids, offsets, weights)
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Parameters whose gradient holds only the rows that were looked up."""
         return [
             parameter
-            for module in self.tables.modules()
+            for module in self.modules()
             if isinstance(module, nn.EmbeddingBag | nn.Embedding) and module.sparse
             for parameter in module.parameters()
         ]
@@ -100,5 +103,6 @@ class DLRM(nn.Module):
         return [p for p in self.parameters() if p not in sparse]
 
     def table_bytes(self) -> int:
-        """Memory of the embedding tables."""
-        return sum(p.numel() * p.element_size() for p in self.tables.parameters())
+        """Memory of the embedding tables, the wide part's among them."""
+        tables = [self.tables] if self.wide is None else [self.tables, self.wide]
+        return sum(p.numel() * p.element_size() for t in tables for p in t.parameters())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from compiler.codegen.expressions import Statements, index_text
-from compiler.ir import Index, Loop, product
+from compiler.ir import Cast, Index, Loop, product
 from compiler.schedule import Group, Member
 
 PARALLEL = 32768  # elements below which a second thread does not pay
@@ -69,10 +71,13 @@ def count(loops: Sequence[Loop]) -> Index:
 def compute(group: Group, member: Member, body: Statements) -> list[str]:
     """Compute a pointwise member; return the line that stores it, if it is stored."""
     value = body.value(member.body)
-    body.registers[member.op.buffer] = (member.store, value)
+    body.keep(member.op.buffer, member.store, value)
     return [] if member.op.buffer in group.local else [store_line(member, value)]
 
 
 def store_line(member: Member, value: str) -> str:
     """Store a member's value where it belongs."""
-    return f"put(&{member.op.buffer.name}[{index_text(member.store)}], {value});"
+    body, buffer = member.body, member.op.buffer
+    rounded = isinstance(body, Cast) and body.dtype == buffer.dtype == torch.bfloat16
+    put = "put_rounded" if rounded and not member.op.reduce else "put"
+    return f"{put}(&{buffer.name}[{index_text(member.store)}], {value});"

@@ -37,6 +37,8 @@ OPS: dict[str, str] = {
         "pow", "atan2", "fmod", "hypot", "copysign", "fmax", "fmin")},
 }  # fmt: skip
 
+Registers = dict[Buffer, tuple[Index, str]]
+
 NOT_VECTOR = {  # calls into the C library: a loop with one of them stays scalar
     *("exp2", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh"),
     *("asinh", "acosh", "atanh", "erfc", "pow", "atan2", "fmod", "hypot", "mod_floor"),
@@ -127,42 +129,69 @@ def literal(value: Any, dtype: torch.dtype) -> str:
 class Statements:
     """Lines of C++ that compute expressions; each value is computed once and named ``t<n>``.
 
-    ``registers`` says which elements are at hand: (index, name) of a buffer.
+    ``registers`` says which elements are at hand: (index, name) of a buffer. What does not change
+    with ``counter``, the innermost loop's, goes to ``before``, to be put in front of that loop; the
+    C++ compiler cannot know that no store changes it. ``number`` keeps such names apart.
     """
 
-    def __init__(self, registers: dict[Buffer, tuple[Index, str]], prefix: str = "t") -> None:
+    def __init__(
+        self, registers: Registers, counter: Symbol | None = None, number: int = 0
+    ) -> None:
         self.lines: list[str] = []
+        self.before: list[str] = []
         self.registers = registers
-        self.prefix = prefix
+        self.counter = counter
+        self.number = number
+        self.made: set[Buffer] = set()  # by these statements themselves
         self.named: dict[str, str] = {}
         self.vector = True  # whether a loop of these statements can become vector code
-        self.places = False  # whether an index is checked
+        self.places = False  # whether an index is checked, and by ``lines`` themselves:
+        self.checks = False
 
     def value(self, expr: Expr) -> str:
         """The C++ name or literal of an expression's value."""
         made: dict[int, str] = {}
+        varying: set[int] = set()
         inside_mask: set[int] = set()
         for node in walk(expr):
             if isinstance(node, Op) and node.name == "masked":
                 inside_mask.update(id(n) for n in walk(node.args[1]))
         for node in walk(expr):
+            if self._varies(node) or any(id(arg) in varying for arg in node.args):
+                varying.add(id(node))
             if id(node) in inside_mask and not self._safe(node):
                 made[id(node)] = self._text(node, made)
                 continue
             text = self._text(node, made)
-            made[id(node)] = self._name(text, node)
+            made[id(node)] = self._name(text, node, id(node) in varying)
         return made[id(expr)]
+
+    def keep(self, buffer: Buffer, index: Index, name: str) -> None:
+        """Remember where an element is that these statements make."""
+        self.registers[buffer] = (index, name)
+        self.made.add(buffer)
+
+    def _varies(self, node: Expr) -> bool:
+        """Whether a node itself changes with the counter, or cannot be told not to."""
+        if self.counter is None:
+            return True
+        if isinstance(node, Load):
+            return node.buffer in self.made or self.counter in node.index.free_symbols
+        return isinstance(node, Number) and self.counter in node.index.free_symbols
 
     def _safe(self, node: Expr) -> bool:
         return isinstance(node, Const | Number)
 
-    def _name(self, text: str, node: Expr) -> str:
+    def _name(self, text: str, node: Expr, varies: bool) -> str:
         if isinstance(node, Const) or text.isidentifier():
             return text
         if text not in self.named:
-            name = f"{self.prefix}{len(self.named)}"
+            letter = "t" if self.counter is not None and varies else f"c{self.number}_"
+            name = f"{letter}{len(self.named)}"
             self.named[text] = name
-            self.lines.append(f"{register_type(node.dtype)} {name} = {text};")
+            line = f"{register_type(node.dtype)} {name} = {text};"
+            self.checks |= varies and "place" in text
+            (self.lines if varies else self.before).append(line)
         return self.named[text]
 
     def _text(self, node: Expr, made: dict[int, str]) -> str:

@@ -12,31 +12,68 @@ from compiler.ir import Index, Integer, Load, Loop, Number, walk
 from compiler.rename import rename
 from compiler.schedule import Group, Member
 
+TILE = 16  # f32 of a cache line
+
 
 def pointwise(
     group: Group, loops: Sequence[Loop], members: Sequence[Member], code: Code, problem: int
 ) -> None:
     """Append the loops of members that reduce nothing."""
-    loops, members = merged(tuple(loops), list(members))
-    body = Statements({})
+    tiled = False
+    loops, members = merged(along_memory(tuple(loops), members), list(members))
+    body = Statements({}, loops[-1].symbol if loops else None)
     stores = [line for member in members for line in compute(group, member, body)]
     elements = index_text(count(loops))
     code.add("{")
     if body.places:
         code.add("Int bad = 0;")
     if len(loops) == 1:
-        code.add(parallel(1, elements, body.places, simd=body.vector), for_line(loops[0]))
+        code.add(*body.before, parallel(1, elements, body.places, simd=body.vector))
+        code.add(for_line(loops[0]))
     elif loops:
-        code.add(parallel(len(loops) - 1, elements, body.places))
+        tiled = _crosses(loops, members)
+        code.add(parallel(1 if tiled else len(loops) - 1, elements, body.places))
+        start, end = "0", ""
+        if tiled:
+            name, size = loops[-1].symbol.name, index_text(loops[-1].size)
+            start, end = f"{name}_first", f"{name}_end"
+            code.add(
+                f"for (Int {start} = 0; {start} < {size}; {start} += {TILE}) {{",
+                f"const Int {end} = {start} + {TILE} < {size} ? {start} + {TILE} : {size};",
+            )
         code.open(loops[:-1])
+        code.add(*body.before)
         if body.vector:
-            code.add(f"#pragma omp simd{checked(body.places)}")
-        code.add(for_line(loops[-1]))
+            code.add(f"#pragma omp simd{checked(body.checks)}")
+        code.add(for_line(loops[-1], start, end))
     code.add(*body.lines, *stores)
-    code.close(len(loops))
+    code.close(len(loops) + tiled)
     if body.places:
         code.add(f"if (bad) report({problem});")
     code.add("}")
+
+
+def along_memory(loops: tuple[Loop, ...], members: Sequence[Member]) -> tuple[Loop, ...]:
+    """The loops in such an order that the last one stores to neighbouring places."""
+    for loop in reversed(loops):
+        if _coefficient(members[0].store, loop.symbol) == 1:
+            return (*(other for other in loops if other is not loop), loop)
+    return loops
+
+
+def _crosses(loops: tuple[Loop, ...], members: Sequence[Member]) -> bool:
+    """Whether some load runs along the memory with another loop than the last, as in a transpose.
+
+    Then the last loop is cut into tiles of a cache line, so that what the line holds is used while
+    it is in the cache.
+    """
+    last = loops[-1].symbol
+    return any(
+        _coefficient(index, last) not in (0, 1)
+        and any(_coefficient(index, loop.symbol) == 1 for loop in loops[:-1])
+        for member in members
+        for index in _indices(member)[1:]
+    )
 
 
 def merged(loops: tuple[Loop, ...], members: list[Member]) -> tuple[tuple[Loop, ...], list[Member]]:
@@ -68,5 +105,7 @@ def _even(index: Index, a: Loop, b: Loop) -> bool:
 
 def _coefficient(index: Index, symbol: Index) -> Index | None:
     """How far the index moves with the counter, if always the same; else None."""
+    if symbol not in index.free_symbols:
+        return Integer(0)
     step = expand(index.subs(symbol, symbol + 1) - index)
     return None if symbol in step.free_symbols else step

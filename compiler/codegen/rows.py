@@ -15,11 +15,8 @@ from compiler.codegen.code import (
     parallel,
     store_line,
 )
-from compiler.codegen.expressions import Statements, index_text
-from compiler.ir import Buffer, Index
+from compiler.codegen.expressions import Registers, Statements, index_text
 from compiler.schedule import Group, Phase
-
-Registers = dict[Buffer, tuple[Index, str]]
 
 
 def rows(group: Group, code: Code, problem: int) -> None:
@@ -29,7 +26,7 @@ def rows(group: Group, code: Code, problem: int) -> None:
     places = False
     for number, phase in enumerate(group.phases):
         if phase.inner:
-            places |= _loop(group, phase, inner, registers)
+            places |= _loop(group, phase, inner, registers, number)
         else:
             places |= _once_a_row(group, phase, inner, registers, number)
     longest = max((count(phase.inner) for phase in group.phases), key=str)
@@ -46,15 +43,15 @@ def rows(group: Group, code: Code, problem: int) -> None:
 
 
 def _once_a_row(group: Group, phase: Phase, code: Code, registers: Registers, number: int) -> bool:
-    body = Statements(registers, f"t{number}_")
+    body = Statements(registers, number=number)
     stores = [line for member in phase.members for line in compute(group, member, body)]
     code.add(*body.lines, *stores)
     return body.places
 
 
-def _loop(group: Group, phase: Phase, code: Code, registers: Registers) -> bool:
+def _loop(group: Group, phase: Phase, code: Code, registers: Registers, number: int) -> bool:
     """One phase with loops; its reductions' results join ``registers`` for later phases."""
-    body = Statements(dict(registers))
+    body = Statements(dict(registers), phase.inner[-1].symbol, number)
     lines: list[str] = []
     reductions = [member for member in phase.members if member.op.reduce]
     for member in phase.members:
@@ -65,8 +62,9 @@ def _loop(group: Group, phase: Phase, code: Code, registers: Registers) -> bool:
     for member in reductions:
         code.add(*acc.start(member))
     code.open(phase.inner[:-1])
+    code.add(*body.before)
     if body.vector and not any(map(acc.is_place, reductions)):
-        code.add(f"#pragma omp simd{''.join(map(acc.clauses, reductions))}{checked(body.places)}")
+        code.add(f"#pragma omp simd{''.join(map(acc.clauses, reductions))}{checked(body.checks)}")
     code.add(for_line(phase.inner[-1]), *body.lines, *lines)
     code.close(len(phase.inner))
     for member in reductions:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 typedef int64_t Int;
 #define INLINE static inline __attribute__((always_inline))
@@ -36,6 +37,8 @@ INLINE uint32_t rounded(float x) {  // to nearest even; NaN stays NaN
 
 INLINE void put(bf16* p, float x) { p->bits = (uint16_t)(rounded(x) >> 16); }
 template <class T, class V> INLINE void put(T* p, V x) { *p = (T)x; }
+
+INLINE void put_rounded(bf16* p, float x) { p->bits = (uint16_t)(to_bits(x) >> 16); }  // x is a bf16
 
 INLINE float round_bf16(float x) { return from_bits(rounded(x) & 0xffff0000u); }
 

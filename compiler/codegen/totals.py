@@ -19,14 +19,14 @@ def total(group: Group, phase: Phase, code: Code, problem: int) -> None:
     """Append the loops of a phase that reduces to single numbers."""
     loops, members = merged(phase.inner, phase.members)
     reductions = [member for member in members if member.op.reduce]
-    body = Statements({})
+    body = Statements({}, loops[-1].symbol)
     lines: list[str] = []
     for member in members:
         if member.op.reduce:
             lines += acc.update(member, body.value(member.body))
         else:
             lines += compute(group, member, body)
-    simd = f"#pragma omp simd{''.join(map(acc.clauses, reductions))}{checked(body.places)}"
+    simd = f"#pragma omp simd{''.join(map(acc.clauses, reductions))}{checked(body.checks)}"
     ordered = any(map(acc.is_place, reductions))
     code.add("{", "Int bad = 0;")
     if not ordered:
@@ -37,8 +37,8 @@ def total(group: Group, phase: Phase, code: Code, problem: int) -> None:
     for member in reductions:
         code.add(*acc.start(member))
     for k, loop in enumerate(loops):
-        if k == len(loops) - 1 and body.vector and not ordered:
-            code.add(simd)
+        if k == len(loops) - 1:
+            code.add(*body.before, *([simd] if body.vector and not ordered else []))
         code.add(for_line(loop) if k or ordered else for_line(loop, "from", "to"))
     code.add(*body.lines, *lines)
     code.close(len(loops))

@@ -111,8 +111,13 @@ INLINE void any_tile(int rows, int vecs, const T* a, Int a_row, Int a_step, cons
 
 // Calls tile(row, rows) over `rows` in pieces of near equal height, at most `most`.
 template <class F> INLINE void pieces(Int rows, Int most, F&& tile) {
-  Int count = ceiling(rows, most);
-  for (Int i = 0; i < count; i++) tile(rows * i / count, rows * (i + 1) / count - rows * i / count);
+  if (rows == 0) return;
+  const Int count = ceiling(rows, most), height = rows / count, higher = rows % count;
+  for (Int i = 0, row = 0; i < count; i++) {
+    const Int own = height + (i < higher);
+    tile(row, own);
+    row += own;
+  }
 }
 
 // n of a vector's numbers at p, all of them for n >= LANES.

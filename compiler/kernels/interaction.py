@@ -50,8 +50,11 @@ def interaction(
     self_pairs: bool = False,
     out: Tensor | None = None,
     padded: int = 0,
+    upper: bool = False,
 ) -> Tensor:
     """Dot products of all pairs (i, j), i > j (i >= j with ``self_pairs``), i-major: (B, n).
+
+    With ``upper`` those with i < j (i <= j), the order of TorchRec's ``InteractionArch``.
 
     ``features``: (B, K, d) or K tensors (B, d), f32 or bf16, strided at will but for the last
     dimension. With ``dense``, the first vector comes before the pairs. ``out`` may be a slice of a
@@ -65,7 +68,7 @@ def interaction(
     if out is None:
         out = torch.empty(where.batch, width, dtype=where.dtype)
     _check_rows(out, where, width, "out")
-    shape = array("q", [where.batch, dense, self_pairs, out.stride(0), padded])
+    shape = array("q", [where.batch, dense, self_pairs, out.stride(0), padded, upper])
     getattr(library(), f"interaction_{_NAMES[where.dtype]}")(
         where.address, shape.buffer_info()[0], out.data_ptr(), torch.get_num_threads()
     )
@@ -78,6 +81,7 @@ def interaction_backward(
     dense: bool = True,
     self_pairs: bool = False,
     out: Features | None = None,
+    upper: bool = False,
 ) -> Features:
     """The gradient of the features from g (B, n), in the form in which the features came.
 
@@ -100,7 +104,7 @@ def interaction_backward(
         where.dtype,
     ):
         raise ValueError("out must have the shapes and type of the features")
-    shape = array("q", [where.batch, dense, self_pairs, g.stride(0), 0])
+    shape = array("q", [where.batch, dense, self_pairs, g.stride(0), 0, upper])
     getattr(library(), f"interaction_backward_{_NAMES[where.dtype]}")(
         *(where.address, shape.buffer_info()[0], g.data_ptr(), to.address, torch.get_num_threads()),
     )
@@ -109,33 +113,41 @@ def interaction_backward(
 
 class _Interaction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dense: bool, self_pairs: bool, *features: Tensor) -> Tensor:
+    def forward(ctx: Any, flags: tuple[bool, bool, bool], *features: Tensor) -> Tensor:
         ctx.save_for_backward(*features)
-        ctx.flags = dense, self_pairs
+        ctx.flags = dense, self_pairs, upper = flags
         given = features[0] if features[0].dim() == 3 else features
-        return interaction(given, dense, self_pairs)
+        return interaction(given, dense, self_pairs, upper=upper)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         features = ctx.saved_tensors
         given = features[0] if features[0].dim() == 3 else features
-        found = interaction_backward(gradients[0], given, *ctx.flags)
-        return None, None, *([found] if isinstance(found, Tensor) else found)
+        dense, self_pairs, upper = ctx.flags
+        found = interaction_backward(gradients[0], given, dense, self_pairs, upper=upper)
+        return None, *([found] if isinstance(found, Tensor) else found)
 
 
-def trainable(features: Features, dense: bool = True, self_pairs: bool = False) -> Tensor:
+def trainable(
+    features: Features, dense: bool = True, self_pairs: bool = False, upper: bool = False
+) -> Tensor:
     """``interaction`` with its backward, for autograd."""
     given = [features] if isinstance(features, Tensor) else features
-    result = _Interaction.apply(dense, self_pairs, *given)
+    result = _Interaction.apply((dense, self_pairs, upper), *given)
     assert isinstance(result, Tensor)
     return result
 
 
-def reference(features: Features, dense: bool = True, self_pairs: bool = False) -> Tensor:
+def reference(
+    features: Features, dense: bool = True, self_pairs: bool = False, upper: bool = False
+) -> Tensor:
     """What ``interaction`` computes, by PyTorch."""
     x = features if isinstance(features, Tensor) else torch.stack(list(features), dim=1)
     count = x.shape[1]
-    rows, columns = torch.tril_indices(count, count, 0 if self_pairs else -1)
+    if upper:
+        rows, columns = torch.triu_indices(count, count, 0 if self_pairs else 1)
+    else:
+        rows, columns = torch.tril_indices(count, count, 0 if self_pairs else -1)
     pairs = torch.bmm(x, x.transpose(1, 2))[:, rows, columns]  # (B, P)
     return torch.cat([x[:, 0], pairs], dim=1) if dense else pairs
 

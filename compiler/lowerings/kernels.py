@@ -197,8 +197,9 @@ def _addresses(code: Any, name: str, vectors: Sequence[Layout]) -> None:
 
 @lowers(ops.interaction.default)
 def interact(
-    graph: Graph, node: fx.Node, features: list[Value], dense: bool, self_pairs: bool
-) -> Any:
+    graph: Graph, node: fx.Node, features: list[Value], dense: bool, self_pairs: bool,
+    upper: bool,
+) -> Any:  # fmt: skip
     dtype = features[0].dtype
     if dtype not in SUFFIX or any(f.dtype != dtype for f in features):
         return NotImplemented
@@ -208,7 +209,8 @@ def interact(
 
     def emit(code: Any, problem: int) -> None:
         _addresses(code, "features", vectors)
-        shape = [index_text(size[0]), str(int(dense)), str(int(self_pairs)), row(out), "0"]
+        batch = index_text(size[0])
+        shape = [batch, str(int(dense)), str(int(self_pairs)), row(out), "0", str(int(upper))]
         code.add(_array("shape", shape))
         code.add(f"interaction_{SUFFIX[dtype]}(features, shape, {out.buffer.name}, threads);")
 
@@ -219,8 +221,9 @@ def interact(
 
 @lowers(ops.interaction_backward.default)
 def interact_backward(
-    graph: Graph, node: fx.Node, g: Value, features: list[Value], dense: bool, self_pairs: bool
-) -> Any:
+    graph: Graph, node: fx.Node, g: Value, features: list[Value], dense: bool, self_pairs: bool,
+    upper: bool,
+) -> Any:  # fmt: skip
     dtype = features[0].dtype
     if dtype not in SUFFIX or any(f.dtype != dtype for f in (g, *features)):
         return NotImplemented
@@ -231,13 +234,9 @@ def interact_backward(
     def emit(code: Any, problem: int) -> None:
         _addresses(code, "features", vectors)
         _addresses(code, "gradients", outs)
-        shape = [
-            index_text(vectors[0].size[0]),
-            str(int(dense)),
-            str(int(self_pairs)),
-            row(gradient),
-        ]
-        code.add(_array("shape", [*shape, "0"]))
+        batch = index_text(vectors[0].size[0])
+        shape = [batch, str(int(dense)), str(int(self_pairs)), row(gradient), "0", str(int(upper))]
+        code.add(_array("shape", shape))
         code.add(
             f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, "
             "gradients, threads);"

@@ -48,13 +48,15 @@ def _match(rewrite: Rewrite, pairs: fx.Node) -> None:
     if order is None:
         rewrite.checks = checks
         return
-    self_pairs, permutation = order
+    self_pairs, upper, permutation = order
     parts = _parts(rewrite, features, pairs)
     if rewrite.changed_between(min((p for p in parts), key=rewrite.place), pairs):
         return
     lead = None if permutation is not None else _lead(pairs, features, parts)
     result = rewrite.call(
-        torch.ops.dlrm.interaction.default, (parts, lead is not None, self_pairs), lead or pairs
+        torch.ops.dlrm.interaction.default,
+        (parts, lead is not None, self_pairs, upper),
+        lead or pairs,
     )
     if permutation is not None:
         name = f"_pairs{len(rewrite.found)}"
@@ -90,8 +92,9 @@ def _features(products: Any) -> Any:
     return None
 
 
-def _order(rows: Tensor, columns: Tensor, count: int) -> tuple[bool, Tensor | None] | None:
-    """Whether the diagonal is in, and where each pair lies in the kernel's order (None: the same).
+def _order(rows: Tensor, columns: Tensor, count: int) -> tuple[bool, bool, Tensor | None] | None:
+    """Whether the diagonal is in, whether the order is that of the upper triangle, and where each
+    pair lies in the kernel's order (None: the same).
 
     None if the pairs are not all of a triangle, each once.
     """
@@ -108,8 +111,11 @@ def _order(rows: Tensor, columns: Tensor, count: int) -> tuple[bool, Tensor | No
         permutation = places[high, low]
         if sorted(permutation.tolist()) != list(range(len(i))):
             continue
-        same = bool((permutation == torch.arange(len(i))).all())
-        return self_pairs, None if same else permutation
+        if torch.equal(permutation, torch.arange(len(i))):
+            return self_pairs, False, None
+        j, i = torch.triu_indices(count, count, 0 if self_pairs else 1)
+        upper = torch.equal(permutation, places[i, j])
+        return self_pairs, upper, None if upper else permutation
     return None
 
 

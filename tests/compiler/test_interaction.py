@@ -1,5 +1,6 @@
 """The dot interaction against PyTorch in float64, forward and backward."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler import compat, patterns
+from compiler.backend import dlrm
 from compiler.kernels.interaction import (
     interaction,
     interaction_backward,
@@ -36,10 +39,13 @@ def _threads():
     separate=st.booleans(),
     dense=st.booleans(),
     self_pairs=st.booleans(),
+    upper=st.booleans(),
     threads=st.integers(1, 4),
     seed=st.integers(0, 2**31),
 )
-def test_against_eager(batch, count, width, dtype, separate, dense, self_pairs, threads, seed):
+def test_against_eager(
+    batch, count, width, dtype, separate, dense, self_pairs, upper, threads, seed
+):
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     n = out_features(count, width, dense, self_pairs)
@@ -49,16 +55,16 @@ def test_against_eager(batch, count, width, dtype, separate, dense, self_pairs, 
     else:
         features = torch.randn(batch, count + 2, width + 1).to(dtype)[:, 1:-1, 1:]
         double = features.double().requires_grad_()
-    want = reference(double, dense, self_pairs)
+    want = reference(double, dense, self_pairs, upper)
     bound = TOLERANCE[dtype]
     wide = torch.full((batch, n + 9), 7.0, dtype=dtype)
-    found = interaction(features, dense, self_pairs, out=wide, padded=n + 4)
+    found = interaction(features, dense, self_pairs, out=wide, padded=n + 4, upper=upper)
     assert found is wide
     torch.testing.assert_close(wide[:, :n].double(), want, rtol=bound, atol=bound * width**0.5)
     assert not wide[:, n : n + 4].any() and (wide[:, n + 4 :] == 7).all()
 
     g = torch.randn(batch, n + 5).to(dtype)[:, 2:]  # wider than n: the rest is not read
-    by_features = interaction_backward(g, features, dense, self_pairs)
+    by_features = interaction_backward(g, features, dense, self_pairs, upper=upper)
     if separate:
         by_features = torch.stack(list(by_features), dim=1)
     if n:
@@ -72,16 +78,18 @@ def test_order_is_that_of_the_published_model():
     x = torch.tensor([[[1.0], [2.0], [3.0], [5.0]]])
     assert interaction(x).tolist() == [[1.0, 2.0, 3.0, 6.0, 5.0, 10.0, 15.0]]
     assert interaction(x[:, :2], dense=False, self_pairs=True).tolist() == [[1.0, 2.0, 4.0]]
+    assert interaction(x, upper=True).tolist() == [[1.0, 2.0, 3.0, 5.0, 6.0, 10.0, 15.0]]
 
 
 def test_nothing_past_the_row_is_written():
     """Rows are written in whole vectors: the last one must stop at the row's end."""
-    for count in (2, 5, 16, 17, 27, 40):
+    for count, upper, batch in itertools.product((2, 5, 16, 17, 27, 40), (False, True), (3, 4)):
+        x = torch.randn(batch, count, 16)
         n = out_features(count, 16)
-        buffer = torch.full((4, n), 7.0)
-        guarded = buffer[:3]
-        interaction(torch.randn(3, count, 16), out=guarded)
-        assert (buffer[3] == 7).all()
+        buffer = torch.full((batch + 2, n), 7.0)
+        interaction(x, out=buffer[1:-1], upper=upper)
+        assert (buffer[0] == 7).all() and (buffer[-1] == 7).all()
+        torch.testing.assert_close(buffer[1:-1], reference(x, upper=upper))
 
 
 def test_nan_stays_in_its_sample():
@@ -98,6 +106,9 @@ def test_autograd():
     (want,) = torch.autograd.grad(reference(x), x, g)
     (found,) = torch.autograd.grad(trainable(x), x, g)
     parts = torch.autograd.grad(trainable(separate), separate, g)
+    (turned,) = torch.autograd.grad(trainable(x, upper=True), x, g)
+    (want_turned,) = torch.autograd.grad(reference(x, upper=True), x, g)
+    torch.testing.assert_close(turned, want_turned, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.stack(parts, dim=1), want, rtol=1e-4, atol=1e-5)
 
@@ -126,3 +137,30 @@ def test_wrong_arguments_are_named():
         interaction(x.double())
     with pytest.raises(ValueError, match="g is"):
         interaction_backward(torch.ones(2, 3), x)
+
+
+@pytest.mark.parametrize("self_pairs", [False, True])
+def test_upper_order_is_one_kernel_in_compiled_models(self_pairs):
+    """The pairs of ``triu_indices`` are written in their order, without a gather behind."""
+    i, j = torch.triu_indices(9, 9, 0 if self_pairs else 1)
+    x = torch.randn(6, 9, 8, requires_grad=True)
+
+    def model(x):
+        pairs = torch.bmm(x, x.transpose(1, 2))[:, i, j]
+        return torch.cat([x[:, 0], pairs], dim=1)
+
+    targets = []
+
+    def backend(gm, inputs):
+        rewrite = patterns.apply(compat.copy_module(gm), inputs)
+        targets.extend(node.target for node in rewrite.graph.nodes)
+        return dlrm(gm, inputs)
+
+    torch._dynamo.reset()
+    found = torch.compile(model, backend=backend)(x)
+    assert torch.ops.dlrm.interaction.default in targets and torch.index_select not in targets
+    torch.testing.assert_close(found, reference(x, self_pairs=self_pairs, upper=True))
+    g = torch.randn_like(found)
+    (grad,) = torch.autograd.grad(found, x, g)
+    (want,) = torch.autograd.grad(model(x), x, g)
+    torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-5)

@@ -114,6 +114,8 @@ def test_all_allowed_combinations_run_and_train():
         ({"weighted_pooling": "learned", "pooling": "mean"}, "weighted mean may divide"),
         ({"qr_collisions": 4, "qr_op": "concat", "dim": 7}, "7 is odd"),
         ({"qr_collisions": 4, "qr_op": "concat", "md_temperature": 0.3}, "may be 1"),
+        ({"wide": True, "qr_collisions": 4}, "as many rows as ids"),
+        ({"wide": True, "rows": ()}, "there are no tables"),
         ({"rows": (10,), "dense_in": 0}, "no pair to multiply"),
         ({"rows": (), "dense_in": 0}, "no input"),
         ({"rows": (10, 0)}, r"rows\[1\]: 0 must be at least 1"),
