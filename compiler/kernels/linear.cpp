@@ -75,8 +75,8 @@ template <class T> void weight_gradient(const WeightGradient<T>& w, Int threads)
   EXPORT void weight_gradient_##NAME(const T* g, Int g_row, const T* x, Int x_row, Int batch,     \
                                      Int outputs, Int inputs, float* weight, Int weight_row,      \
                                      float* bias, Int threads) {                                  \
-    weight_gradient<T>({g, g_row, x, x_row, batch, outputs, inputs, weight, weight_row, bias},    \
-                       threads);                                                                  \
+    weight_gradient<T>(                                                                           \
+        {g, g_row, x, x_row, batch, outputs, inputs, weight, weight_row, bias, false}, threads);  \
   }
 LINEAR(float, f32)
 LINEAR(bf16, bf16)

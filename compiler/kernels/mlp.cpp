@@ -13,7 +13,7 @@ struct Layer {
   void* out;    // (batch, outputs), or null: not kept
   Int out_row;
   // backward only
-  void* gradient;  // (batch, outputs): receives the gradient before the activation
+  void* gradient;  // (CHUNK or batch, outputs): work memory, the gradient before the activation
   Int gradient_row;
   float* weight_gradient;  // (outputs, inputs), or null: not wanted
   float* bias_gradient;    // (outputs), or null
@@ -81,8 +81,10 @@ void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, I
   }
 }
 
-// First the gradients of the activations, a block of rows through all layers, kept in `gradient`;
-// then those of the weights, each thread a part of each weight.
+// CHUNK rows at a time, so that the gradients of the activations take little memory: first these, a
+// block of rows through all layers; then those of the weights, each thread a part of each weight.
+constexpr Int CHUNK = 2 * BATCH_BLOCK;  // as CHUNK in mlp.py
+
 template <class T>
 void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x_gradient_row,
               Int batch, const Layer* layers, Int count, Int threads) {
@@ -93,18 +95,20 @@ void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x
     widest = std::max(widest, layers[l].inputs);
   }
   if (work * batch < CHAIN_WORK) threads = 1;
-  Int blocks = batch ? block_count(batch, widest * sizeof(T), threads) : 0;
+  Int chunks = std::max<Int>(1, ceiling(batch, CHUNK));  // one for no rows: gradients become 0
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  for (Int chunk = 0; chunk < chunks; chunk++) {
+    Int start = chunk * CHUNK, height = std::min(CHUNK, batch - start);
+    Int blocks = height ? block_count(height, widest * sizeof(T), threads) : 0;
 #pragma omp for schedule(dynamic, 1)
     for (Int i = 0; i < blocks; i++) {
-      Int first = batch * i / blocks, rows = batch * (i + 1) / blocks - first;
+      Int first = height * i / blocks, rows = height * (i + 1) / blocks - first;
       const Layer& last = layers[count - 1];
       for (Int r = first; r < first + rows; r++)
         for (Int j = 0; j < last.outputs; j += LANES) {
           int n = (int)std::min<Int>(LANES, last.outputs - j);
-          Vec y = load_some((const T*)last.out + r * last.out_row + j, n);
-          Vec v = deactivate(load_some(g + r * g_row + j, n), y, last.activation);
+          Vec y = load_some((const T*)last.out + (start + r) * last.out_row + j, n);
+          Vec v = deactivate(load_some(g + (start + r) * g_row + j, n), y, last.activation);
           T* to = (T*)last.gradient + r * last.gradient_row + j;
           store_some(to, v, n);
         }
@@ -114,9 +118,11 @@ void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x
         if (l > 0) {
           const Layer& before = layers[l - 1];
           e = {(T*)before.gradient + first * before.gradient_row, before.gradient_row, nullptr,
-               (const T*)before.out + first * before.out_row, before.out_row, before.activation};
+               (const T*)before.out + (start + first) * before.out_row, before.out_row,
+               before.activation};
         } else if (x_gradient) {
-          e = {x_gradient + first * x_gradient_row, x_gradient_row, nullptr, nullptr, 0, NONE};
+          e = {x_gradient + (start + first) * x_gradient_row, x_gradient_row, nullptr, nullptr, 0,
+               NONE};
         } else {
           break;
         }
@@ -130,10 +136,11 @@ void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x
       for (Int l = 0; l < count; l++) {
         const Layer& layer = layers[l];
         if (!layer.weight_gradient) continue;
-        const T* from = l ? (const T*)layers[l - 1].out : x;
-        gradient_share<T>({(const T*)layer.gradient, layer.gradient_row, from,
-                           l ? layers[l - 1].out_row : x_row, batch, layer.outputs, layer.inputs,
-                           layer.weight_gradient, layer.inputs, layer.bias_gradient},
+        Int from_row = l ? layers[l - 1].out_row : x_row;
+        const T* from = (l ? (const T*)layers[l - 1].out : x) + start * from_row;
+        gradient_share<T>({(const T*)layer.gradient, layer.gradient_row, from, from_row, height,
+                           layer.outputs, layer.inputs, layer.weight_gradient, layer.inputs,
+                           layer.bias_gradient, chunk > 0},
                           t, threads);
       }
   }

@@ -33,6 +33,9 @@ from compiler.runtime import build
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
+CHUNK = 512  # rows whose gradients are in memory at a time, as in mlp.cpp
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer: weight (outputs, inputs) plain or packed, bias (outputs), activation."""
@@ -129,7 +132,7 @@ def mlp_backward(
     gx = torch.empty(batch, layers[0].inputs, dtype=x.dtype) if want_x else None
     weights = [torch.empty(layer.outputs, layer.inputs) for layer in layers]
     biases = [torch.empty(layer.outputs) for layer in layers]
-    between = [_buffer(x, layer.outputs) for layer in layers]
+    between = [_buffer(x[:CHUNK], layer.outputs) for layer in layers]
     fields = array("q")
     for i, (layer, weight) in enumerate(zip(layers, turned, strict=True)):
         out, gradient = outputs[i], between[i]

@@ -17,6 +17,7 @@ template <class T> struct WeightGradient {
   float* weight;  // (outputs, inputs)
   Int weight_row;
   float* bias;  // (outputs) or null
+  bool add;     // add to what is there, instead of setting it
 };
 
 // The gradient of outputs [o0, o1) and inputs [i0, i1), and of the bias if asked.
@@ -28,7 +29,7 @@ void gradient_part(const WeightGradient<T>& w, Int o0, Int o1, Int i0, Int i1, b
   Scratch<T> g(strips * strip), panel(BATCH_BLOCK * PANEL);
   alignas(64) float c[TILE_ROWS * PANEL];
   auto start = [&](Int s) { return o0 + outputs * s / strips; };
-  for (Int o = o0; o < o1; o++) {
+  for (Int o = o0; o < o1 && !w.add; o++) {
     for (Int i = i0; i < i1; i++) w.weight[o * w.weight_row + i] = 0;
     if (bias) w.bias[o] = 0;
   }

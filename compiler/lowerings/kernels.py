@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sympy import Min
 from torch import fx
 
 import compiler.ops  # noqa: F401  # defines torch.ops.dlrm
@@ -14,6 +15,7 @@ from compiler.codegen.expressions import index_text
 from compiler.graph import Graph, KernelOp, sizes
 from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import linear
+from compiler.kernels import mlp as mlp_kernel
 from compiler.kernels.bags import MODES
 from compiler.lower import lowers
 from compiler.lowerings.matmul import (
@@ -128,7 +130,8 @@ def mlp_backward(
         graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]
     ]
     batch = data.size[0]
-    between = [scratch(graph, batch * _spread(w.size[0]), dtype) for w in layers]
+    rows = Min(batch, mlp_kernel.CHUNK)
+    between = [scratch(graph, rows * _spread(w.size[0]), dtype) for w in layers]
     packs = [
         packed_weight(graph, turned(w), None, dtype, node.name)[0] if k > 0 or want_x else None
         for k, w in enumerate(layers)

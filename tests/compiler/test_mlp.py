@@ -44,7 +44,7 @@ def doubled(layers) -> list[Layer]:
 @settings(max_examples=60)
 @given(
     widths=st.lists(st.sampled_from(WIDTHS), min_size=2, max_size=5),
-    batch=st.sampled_from([0, 1, 2, 5, 8, 9, 31, 130, 400]),
+    batch=st.sampled_from([0, 1, 2, 5, 8, 9, 31, 130, 400, 1100]),
     last=st.sampled_from(["none", "relu", "sigmoid"]),
     biased=st.booleans(),
     threads=st.integers(1, 4),
