@@ -97,6 +97,7 @@ def compile_graph(
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
     autotune = options.mode == "max-autotune"
     graph = lower(gm, options.inlining, frozen, autotune)
+    graph.frees_inputs = half == "backward"
     steps = schedule(graph, options.fusion)
     if options.ordering:
         steps = reorder(graph, steps)

@@ -89,6 +89,7 @@ class Graph:
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
     inlining: bool = True
     autotune: bool = False
+    frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward
     frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
     _count: int = 0
 

@@ -16,6 +16,8 @@ from compiler.graph import FallbackOp, Graph
 from compiler.ir import Buffer, Index, Integer, Layout, product
 from compiler.schedule import Group, Step
 
+FREED = 1 << 20  # bytes of saved tensors that it pays to free early
+UNKNOWN = 1024  # what a symbolic size counts as
 ALIGN = 64  # bytes: a cache line, and a vector
 
 
@@ -40,6 +42,8 @@ def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
     segments = _cut(once)
     prepared = len(segments)
     segments += _cut([step for step in steps if step not in once])
+    if graph.frees_inputs:
+        segments = [part for segment in segments for part in _cut_to_free(segment, segments)]
     result = Plan(segments, prepared)
     outputs = {o.buffer for o in graph.outputs if isinstance(o, Layout)}
     uses: dict[Buffer, list[int]] = {}
@@ -76,6 +80,27 @@ def _cut(steps: Sequence[Step]) -> list[list[Step]]:
             segments.append([])
         segments[-1].append(step)
     return segments
+
+
+def _cut_to_free(segment: list[Step], segments: list[list[Step]]) -> list[list[Step]]:
+    """The segment in parts, so that Python can let go of large inputs after their last use."""
+    last = {b: step for s in segments for step in s for b in step.reads() if b.kind == "input"}
+    parts: list[list[Step]] = [[]]
+    dead = 0
+    for step in segment:
+        if dead >= FREED and parts[-1]:
+            parts.append([])
+            dead = 0
+        parts[-1].append(step)
+        ended = [b for b in step.reads() if last.get(b) is step and "primals" not in b.note]
+        dead += sum(known_bytes(b) for b in ended)
+    return parts
+
+
+def known_bytes(buffer: Buffer) -> int:
+    """The memory of a buffer, symbolic sizes counted as ``UNKNOWN``."""
+    size = buffer_bytes(buffer)
+    return int(size.subs(dict.fromkeys(size.free_symbols, UNKNOWN)))
 
 
 def _calls(segment: Sequence[Step]) -> bool:

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 
 from compiler.graph import FallbackOp, Graph
 from compiler.ir import Buffer, Layout
-from compiler.memory import buffer_bytes
+from compiler.memory import known_bytes
 from compiler.schedule import Group, Step
-
-UNKNOWN = 1024  # what a symbolic size counts as
 
 
 def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
@@ -39,9 +37,9 @@ def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
 
         def cost(k: int, native: bool = native) -> tuple[bool, int, int]:
             step = steps[k]
-            made = sum(_bytes(b) for b in step.writes() if _owned(b) and b not in local)
+            made = sum(known_bytes(b) for b in step.writes() if _owned(b) and b not in local)
             freed = sum(
-                _bytes(b)
+                known_bytes(b)
                 for b in step.reads()
                 if _owned(b) and b not in local | outputs and readers[b] <= finished | {k}
             )
@@ -51,16 +49,27 @@ def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
         native = not isinstance(steps[best], FallbackOp)
         done.append(left.pop(best))
         finished.add(best)
+    return _sink(done)
+
+
+def _sink(steps: list[Step]) -> list[Step]:
+    """Move what reads only the graph's inputs (packing a weight) to before its first reader."""
+    done: list[Step] = []
+    for step in reversed(steps):
+        early = not isinstance(step, FallbackOp) and all(_owned(b) for b in step.writes())
+        if early and not any(_owned(b) for b in step.reads()):
+            made = set(step.writes())
+            at = next((k for k, s in enumerate(done) if made & set(s.reads())), 0)
+            changed = {b for s in done[:at] for b in s.writes()}
+            if not changed & set(step.reads()):
+                done.insert(at, step)
+                continue
+        done.insert(0, step)
     return done
 
 
 def _owned(buffer: Buffer) -> bool:
     return buffer.kind == "temporary"
-
-
-def _bytes(buffer: Buffer) -> int:
-    size = buffer_bytes(buffer)
-    return int(size.subs(dict.fromkeys(size.free_symbols, UNKNOWN)))
 
 
 def _dependencies(steps: Sequence[Step]) -> list[set[int]]:

@@ -299,6 +299,8 @@ def _call(name: str, pointers: list[Buffer], arena: bool, symbols: list[Symbol])
     lines.append("found = Found()")
     lines.append(f"{name}(Pointers({listed}), sizes, {memory_}, threads, found)")
     lines.append("if found[0]: raise_problem(found)")
+    if arena:
+        lines.append("del arena")
     return lines
 
 
