@@ -186,8 +186,9 @@ template <class T> INLINE T silu(T x) { return x / ((T)1 + exp_(-x)); }
 
 // x P(x^2) / Q(x^2), as XLA and Eigen have it; from 3.8325 on it rounds to 1.
 INLINE float erf_(float x) {
-  float u = x > 3.832506856900711f ? 3.832506856900711f : x;
-  u = u < -3.832506856900711f ? -3.832506856900711f : u;
+  const float end = 3.832506856900711f;
+  float u = x > end ? end : x;
+  u = u < -end ? -end : u;
   float s = u * u;
   float p = 2.2905065861350646e-4f;
   p = p * s + 3.4082910107109506e-3f;
@@ -201,7 +202,9 @@ INLINE float erf_(float x) {
   q = q * s + 1.1098505178285362e-1f;
   q = q * s + 4.9746925110067538e-1f;
   q = q * s + 1.0f;
-  return u * p / q;
+  float y = u * p / q;
+  y = x > end ? 1.0f : y;
+  return x < -end ? -1.0f : y;
 }
 INLINE double erf_(double x) { return std::erf(x); }
 
