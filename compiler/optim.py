@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,13 +121,13 @@ class SparseRows(torch.optim.Optimizer):
             update_bags(tables, Bags(ids), values, updates, states)
 
     def _update(self, group: dict[str, Any], state: dict[str, Tensor]) -> Update:
-        return Update(
+        return _update(
             self.kind,
             float(group["lr"]),
             group["eps"],
             group["weight_decay"],
-            group["betas"],
-            int(state.get("steps", 1)),
+            tuple(group["betas"]),
+            int(state["steps"]) if self.kind == "adam" else 1,
         )
 
     def _state(self, table: Tensor) -> dict[str, Tensor]:
@@ -155,6 +156,9 @@ class Lookups:
         found = sparse_gradients(rows, self.bags, self.grad, self.argmax)
         for table, grad in zip(self.tables, found, strict=True):
             table.grad = grad if table.grad is None else table.grad + grad
+
+
+_update = functools.lru_cache(maxsize=16)(Update)  # one for all tables with the same settings
 
 
 def _check(table: Tensor) -> None:

@@ -98,11 +98,42 @@ def schedule(graph: Graph, fusion: bool = True) -> list[Step]:
             continue
         if not (fusion and _join(op, steps)):
             steps.append(_alone(op))
+    if fusion:
+        steps = _merged(steps)
     kept = {b for layout in graph.outputs if (b := getattr(layout, "buffer", None)) is not None}
     for step in steps:
         if isinstance(step, Group):
             step.local = _local(step, steps, kept)
     return steps
+
+
+def _merged(steps: list[Step]) -> list[Step]:
+    """Whole groups moved into earlier ones where every operation of them fits.
+
+    One operation may find no place at first, and another one later, which it feeds, does.
+    """
+    result: list[Step] = []
+    for step in steps:
+        if not (isinstance(step, Group) and _merge(step, result)):
+            result.append(step)
+    return result
+
+
+def _merge(group: Group, steps: list[Step]) -> bool:
+    reads, writes = set(group.reads()), set(group.writes())
+    if any(b.kind == "input" for b in writes):
+        return False
+    for step in reversed(steps):
+        if isinstance(step, Group) and reads & {*step.reads(), *step.writes()}:
+            whole = Group(step.outer, step.columns, [*step.phases])
+            whole.phases = [Phase(phase.inner, [*phase.members]) for phase in step.phases]
+            small = len(whole.members()) + len(group.members()) <= MOST_MEMBERS
+            if small and all(_fits(m.op, whole, related=True) for m in group.members()):
+                step.outer, step.phases = whole.outer, whole.phases
+                return True
+        if reads & set(step.writes()):
+            return False
+    return False
 
 
 def _needed(graph: Graph) -> list[Operation]:
@@ -176,14 +207,17 @@ def _join(op: LoopOp, steps: list[Step]) -> bool:
     return False
 
 
-def _fits(op: LoopOp, group: Group) -> bool:
-    """Try to make the operation a member of the group."""
+def _fits(op: LoopOp, group: Group, related: bool = False) -> bool:
+    """Try to make the operation a member of the group.
+
+    They must have a buffer in common, unless they are ``related`` by others.
+    """
     written = set(group.writes())
     if any(b.kind == "input" for b in {*written, op.buffer}) and (
         op.buffer in {*group.reads(), *written} or written & set(op.reads())
     ):
         return False  # changes of inputs keep their order
-    related = bool(written & set(op.reads())) or bool(set(group.reads()) & set(op.reads()))
+    related = related or bool({*written, *group.reads()} & set(op.reads()))
     if _is_column(op) or group.columns:
         return _fits_columns(op, group, related)
     sizes = [x.size for x in op.outer]

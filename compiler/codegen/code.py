@@ -49,10 +49,10 @@ def for_line(loop: Loop, start: str = "0", stop: str = "") -> str:
     return f"for (Int {name} = {start}; {name} < {stop or index_text(loop.size)}; {name}++) {{"
 
 
-def parallel(loops: int, elements: str, places: bool, simd: bool = False) -> str:
+def parallel(loops: int, elements: str, places: bool) -> str:
     """The pragma that shares ``loops`` nested loops among threads, if the work is worth it."""
     return (
-        f"#pragma omp parallel for{' simd' if simd else ''}"
+        f"#pragma omp parallel for"
         f"{f' collapse({loops})' if loops > 1 else ''} num_threads(threads) "
         f"if ({elements} > {PARALLEL}){checked(places)}"
     )

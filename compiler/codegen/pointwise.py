@@ -12,14 +12,14 @@ from compiler.ir import Index, Integer, Load, Loop, Number, walk
 from compiler.rename import rename
 from compiler.schedule import Group, Member
 
-TILE = 16  # f32 of a cache line
+LINE = 16  # f32 of a cache line
+CHUNK = 4096  # elements that a thread takes at a time
 
 
 def pointwise(
     group: Group, loops: Sequence[Loop], members: Sequence[Member], code: Code, problem: int
 ) -> None:
     """Append the loops of members that reduce nothing."""
-    tiled = False
     loops, members = merged(along_memory(tuple(loops), members), list(members))
     body = Statements({}, loops[-1].symbol if loops else None)
     stores = [line for member in members for line in compute(group, member, body)]
@@ -27,19 +27,16 @@ def pointwise(
     code.add("{")
     if body.places:
         code.add("Int bad = 0;")
-    if len(loops) == 1:
-        code.add(*body.before, parallel(1, elements, body.places, simd=body.vector))
-        code.add(for_line(loops[0]))
-    elif loops:
-        tiled = _crosses(loops, members)
-        code.add(parallel(1 if tiled else len(loops) - 1, elements, body.places))
+    tile = _tile(loops, members) if loops else 0
+    if loops:
+        code.add(parallel(1 if tile else len(loops) - 1, elements, body.places))
         start, end = "0", ""
-        if tiled:
+        if tile:
             name, size = loops[-1].symbol.name, index_text(loops[-1].size)
             start, end = f"{name}_first", f"{name}_end"
             code.add(
-                f"for (Int {start} = 0; {start} < {size}; {start} += {TILE}) {{",
-                f"const Int {end} = {start} + {TILE} < {size} ? {start} + {TILE} : {size};",
+                f"for (Int {start} = 0; {start} < {size}; {start} += {tile}) {{",
+                f"const Int {end} = {start} + {tile} < {size} ? {start} + {tile} : {size};",
             )
         code.open(loops[:-1])
         code.add(*body.before)
@@ -47,7 +44,7 @@ def pointwise(
             code.add(f"#pragma omp simd{checked(body.checks)}")
         code.add(for_line(loops[-1], start, end))
     code.add(*body.lines, *stores)
-    code.close(len(loops) + tiled)
+    code.close(len(loops) + (tile > 0))
     if body.places:
         code.add(f"if (bad) report({problem});")
     code.add("}")
@@ -61,19 +58,23 @@ def along_memory(loops: tuple[Loop, ...], members: Sequence[Member]) -> tuple[Lo
     return loops
 
 
-def _crosses(loops: tuple[Loop, ...], members: Sequence[Member]) -> bool:
-    """Whether some load runs along the memory with another loop than the last, as in a transpose.
+def _tile(loops: tuple[Loop, ...], members: Sequence[Member]) -> int:
+    """How many steps of the last loop run in one go; 0: all.
 
-    Then the last loop is cut into tiles of a cache line, so that what the line holds is used while
-    it is in the cache.
+    A single loop is cut for the threads (g++ makes no vectors of ``parallel for simd`` in one).
+    Where some load runs along the memory with another loop than the last, as in a transpose, the
+    last one is cut into cache lines, so that what the line holds is used while it is in the cache.
     """
+    if len(loops) == 1:
+        return CHUNK
     last = loops[-1].symbol
-    return any(
+    crosses = any(
         _coefficient(index, last) not in (0, 1)
         and any(_coefficient(index, loop.symbol) == 1 for loop in loops[:-1])
         for member in members
         for index in _indices(member)[1:]
     )
+    return LINE if crosses else 0
 
 
 def merged(loops: tuple[Loop, ...], members: list[Member]) -> tuple[tuple[Loop, ...], list[Member]]:

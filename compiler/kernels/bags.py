@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,13 @@ class Bags:
             raise BagError(f"mode: {mode!r} is none of {', '.join(MODES)}")
         return mode
 
+    @functools.cached_property
+    def modes(self) -> list[int]:
+        """The place of each table's mode in ``MODES``."""
+        if isinstance(self.mode, str) and len(self):
+            return [MODES.index(self.mode_of(0))] * len(self)
+        return [MODES.index(self.mode_of(f)) for f in range(len(self))]
+
     def padding_of(self, f: int, rows: int) -> int:
         """The padding id of table ``f`` counted from 0, or -1 for none."""
         given = None if self.padding is None else self.padding[f]
@@ -101,17 +109,36 @@ class Bags:
 
     def fields(self, f: int, rows: int) -> list[int]:
         """``struct Bags`` of bags.h for table ``f`` of ``rows`` rows, as int64."""
-        ids, offsets, bags = self.ids[f], self.offsets, self.batch(f)
-        count = ids.numel()
+        return self._fields(f, rows, self._shared())
+
+    def all_fields(self, rows: Sequence[int]) -> list[list[int]]:
+        """``fields`` of every table; addresses are read anew by each call."""
+        shared = self._shared()
+        return [self._fields(f, n, shared) for f, n in enumerate(rows)]
+
+    def _shared(self) -> tuple[int, int, int, int] | None:
+        """Address, bytes from table to table, whether i64, and bags of offsets in one tensor."""
+        offsets = self.offsets
+        if not isinstance(offsets, Tensor):
+            return None
+        size = offsets.element_size()
+        bags = offsets.shape[1] - self.include_last_offset
+        return offsets.data_ptr(), offsets.stride(0) * size, _WIDE[offsets.dtype], bags
+
+    def _fields(self, f: int, rows: int, shared: tuple[int, int, int, int] | None) -> list[int]:
+        ids = self.ids[f]
+        count, length = ids.numel(), 0
         if count > _LIMIT or rows > _LIMIT:
             raise BagError(f"{self.name(f)}: more than 2^32 - 1 ids or rows")
-        if offsets is None:
-            start, wide = 0, 0
-        elif isinstance(offsets, Tensor):
-            start = offsets.data_ptr() + f * offsets.stride(0) * offsets.element_size()
-            wide = _WIDE[offsets.dtype]
+        if shared is not None and shared[3] >= 0 and ids.dim() == 1:
+            start, wide, bags = shared[0] + f * shared[1], shared[2], shared[3]
         else:
-            start, wide = offsets[f].data_ptr(), _WIDE[offsets[f].dtype]
+            bags = self.batch(f)
+            if self.offsets is None:
+                start, wide, length = 0, 0, ids.shape[1]
+            else:
+                offsets = self.offsets[f]
+                start, wide = offsets.data_ptr(), _WIDE[offsets.dtype]
         weight = None if self.weights is None else self.weights[f]
         if weight is not None:
             if self.mode_of(f) != "sum":
@@ -120,10 +147,9 @@ class Bags:
                 raise BagError(f"{self.name(f)}: weights {_seen(weight)} for {count} ids: want f32")
         return [
             *(ids.data_ptr(), _WIDE[ids.dtype], count),
-            *(start, wide, int(self.include_last_offset)),
-            *(ids.shape[1] if offsets is None else 0, bags),
+            *(start, wide, int(self.include_last_offset), length, bags),
             0 if weight is None else weight.data_ptr(),
-            *(self.padding_of(f, rows), rows),
+            *(-1 if self.padding is None else self.padding_of(f, rows), rows),
         ]
 
 

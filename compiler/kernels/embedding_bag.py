@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler.kernels import source
-from compiler.kernels.bags import MODES, BagError, Bags, Problem
+from compiler.kernels.bags import BagError, Bags, Problem
 from compiler.runtime import build
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+_BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.uint8: 1}
+_POOLED = (torch.float32, torch.bfloat16)
+BATCH = 7  # the place of the number of bags among the fields of struct Bags
 
 
 class ByteRows(NamedTuple):
@@ -100,10 +103,11 @@ def pool_into(
     """
     _counted(tables, bags)
     fields = array("q")
-    for f, table in enumerate(tables):
-        codes = _codes(table)
-        own = bags.fields(f, codes.shape[0]) + _row_fields(table, bags, f)
-        own += pooled_fields(out, f, bags.batch(f), codes.shape[1], bags)
+    shapes = [_codes(table).shape for table in tables]
+    pooled = Pooled(out, bags)
+    for f, own in enumerate(bags.all_fields([shape[0] for shape in shapes])):
+        own += _row_fields(tables[f], bags, f)
+        own += pooled.fields(f, own[BATCH], shapes[f][1])
         won = 0
         if argmax is not None:
             won = argmax[f].data_ptr()
@@ -127,7 +131,7 @@ def weight_gradients(
     for f, table in enumerate(tables):
         own = bags.fields(f, table.shape[0]) + _row_fields(table, bags, f)
         own[-3] = found[f].data_ptr()
-        own += pooled_fields(grad, f, bags.batch(f), table.shape[1], bags)
+        own += Pooled(grad, bags).fields(f, bags.batch(f), table.shape[1])
         fields.extend([*own, 0])
     _call(library().bag_weight_gradients, fields, tables, bags)
     return found
@@ -175,16 +179,17 @@ def _codes(table: Rows) -> Tensor:
 
 def _row_fields(table: Rows, bags: Bags, f: int) -> list[int]:
     """``rows`` to ``scale_stride`` of ``struct Table``."""
-    codes = _codes(table)
-    quantized = isinstance(table, ByteRows)
-    if codes.dtype not in _TYPES or (codes.dtype == torch.uint8) != quantized or not codes.is_cpu:
-        raise BagError(f"{bags.name(f)}: rows of {codes.dtype} on {codes.device}: want f32 or bf16")
+    codes, quantized = _codes(table), isinstance(table, ByteRows)
+    dtype = codes.dtype
+    if dtype not in _TYPES or (dtype == torch.uint8) != quantized or not codes.is_cpu:
+        raise BagError(f"{bags.name(f)}: rows of {dtype} on {codes.device}: want f32 or bf16")
     rows, width = codes.shape
-    if width > 1 and codes.stride(1) != 1:
+    stride, step = codes.stride()
+    if width > 1 and step != 1:
         raise BagError(f"{bags.name(f)}: the numbers of a row must lie side by side")
     fields = [
-        *(codes.data_ptr(), codes.stride(0) * codes.element_size(), _TYPES[codes.dtype], width),
-        MODES.index(bags.mode_of(f)),
+        *(codes.data_ptr(), stride * _BYTES[dtype], _TYPES[dtype], width),
+        bags.modes[f],
     ]
     if not isinstance(table, ByteRows):
         return [*fields, 0, 0, 0]
@@ -196,23 +201,30 @@ def _row_fields(table: Rows, bags: Bags, f: int) -> list[int]:
     return [*fields, scale.data_ptr(), offset.data_ptr(), scale.stride(0) * 4]
 
 
-def pooled_fields(
-    pooled: Tensor | Sequence[Tensor], f: int, batch: int, width: int, bags: Bags
-) -> list[int]:
-    """Address, row stride in bytes and type of table ``f``'s part of pooled vectors."""
-    if isinstance(pooled, Tensor):
-        fits = pooled.dim() == 3 and pooled.shape == (batch, len(bags), width)
-        size = pooled.element_size()
-        address = pooled.data_ptr() + (f * pooled.stride(1) * size if fits else 0)
-        dense = width <= 1 or pooled.stride(-1) == 1
-        part = pooled
-    else:
-        part = pooled[f]
-        fits, size = part.shape == (batch, width), part.element_size()
-        address, dense = part.data_ptr(), width <= 1 or part.stride(-1) == 1
-    if not fits or not dense or part.dtype not in (torch.float32, torch.bfloat16):
-        raise BagError(
-            f"{bags.name(f)}: pooled vectors {tuple(part.shape)} {part.dtype} with strides "
-            f"{part.stride()}: want ({batch}, {width}), f32 or bf16, last stride 1"
-        )
-    return [address, part.stride(0) * size, _TYPES[part.dtype]]
+class Pooled:
+    """Pooled vectors, (B, F, d) or F tensors (B_f, d_f), as the kernels find them."""
+
+    def __init__(self, pooled: Tensor | Sequence[Tensor], bags: Bags) -> None:
+        self.pooled, self.bags = pooled, bags
+        self.shape: tuple[int, int] | None = None  # (B, d) where one tensor holds all tables
+        if isinstance(pooled, Tensor) and pooled.dim() == 3 and pooled.dtype in _POOLED:
+            batch, count, width = pooled.shape
+            row, step, last = pooled.stride()
+            if count == len(bags) and (width <= 1 or last == 1):
+                size = _BYTES[pooled.dtype]
+                self.shape, self.first, self.step = (batch, width), pooled.data_ptr(), step * size
+                self.rest = (row * size, _TYPES[pooled.dtype])
+
+    def fields(self, f: int, batch: int, width: int) -> list[int]:
+        """Address, row stride in bytes and type of table ``f``'s part."""
+        if self.shape == (batch, width):
+            return [self.first + f * self.step, *self.rest]
+        part = self.pooled if isinstance(self.pooled, Tensor) else self.pooled[f]
+        fits = part is not self.pooled and part.shape == (batch, width)
+        dense = width <= 1 or part.stride(-1) == 1
+        if not fits or not dense or part.dtype not in _POOLED:
+            raise BagError(
+                f"{self.bags.name(f)}: pooled vectors {tuple(part.shape)} {part.dtype} with "
+                f"strides {part.stride()}: want ({batch}, {width}), f32 or bf16, last stride 1"
+            )
+        return [part.data_ptr(), part.stride(0) * _BYTES[part.dtype], _TYPES[part.dtype]]

@@ -8,7 +8,8 @@ void pack(const T* weight, Int output_stride, Int input_stride, Int outputs, Int
           Int threads) {
 #pragma omp parallel for num_threads(threads) if (outputs * inputs > 65536)
   for (Int first = 0; first < outputs; first += PANEL)
-    pack_panel(weight, output_stride, input_stride, outputs, inputs, first, packed);
+    pack_panel(weight, output_stride, input_stride, outputs, inputs, first,
+               packed + panel_offset<T>(first, inputs));
 }
 
 // `weight_row` is 0 for a packed weight.
@@ -16,7 +17,7 @@ template <class T>
 void linear(const T* x, Int x_row, Int batch, const T* weight, Int weight_row, Int inputs,
             Int outputs, const Epilogue<T>& epilogue, Int threads) {
   if ((double)batch * inputs * outputs < THREAD_WORK) threads = 1;
-  bool by_rows = batch >= threads * TILE_ROWS;  // else each thread takes some panels
+  bool by_rows = !weight_row && batch >= threads * TILE_ROWS;  // else each thread takes panels
   Int blocks = by_rows ? block_count(batch, inputs * sizeof(T), threads) : 1;
   Int panels = ceiling(outputs, PANEL), parts = by_rows ? 1 : std::min(threads, panels);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
@@ -29,7 +30,7 @@ void linear(const T* x, Int x_row, Int batch, const T* weight, Int weight_row, I
     if (e.saved) e.saved += row * e.saved_row;
     const T* from = x + row * x_row;
     if (weight_row)
-      plain_block(from, x_row, rows, weight, weight_row, inputs, begin, end, e);
+      plain_block(from, x_row, rows, weight, weight_row, inputs, outputs, begin, end, e);
     else
       layer_block(from, x_row, rows, weight, inputs, outputs, begin, end, batch == 1, e);
   }

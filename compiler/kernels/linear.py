@@ -1,9 +1,10 @@
 """Linear layers with bias and activation in one pass, and their gradients (linear.cpp).
 
 ``pack`` puts a weight in the order in which the kernel reads it. That costs a read and a write of
-the weight (512 x 512 in f32: about 0.1 ms on one core), so it pays from a dozen rows on, and should
-be done once for each version of a weight. Where a plain tensor is given instead, batches of up to
-``PLAIN_ROWS`` rows are multiplied without packing, and larger ones pack it for the call.
+the weight (512 x 512 in f32: about 0.1 ms on one core), and should be done once for each version of
+a weight. Where a plain tensor is given instead, batches of up to ``PLAIN_ROWS`` rows read it as it
+is: a few rows along the inputs, more by packing a panel at a time into the cache, for this call
+only. Larger batches pack the whole weight for the call, so that threads share the rows.
 
 f32 and bf16, sums in f32 in a fixed order: the bits of a result do not depend on the number of
 threads.
@@ -24,7 +25,7 @@ from compiler.kernels import source
 from compiler.runtime import build
 
 ACTIVATIONS = ("none", "relu", "sigmoid", "gelu")  # as in activation.h
-PLAIN_ROWS = 8  # up to here a plain weight is read as it is
+PLAIN_ROWS = 192  # up to here a plain weight goes to the product as it is; measured
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -197,6 +198,11 @@ def reference(
     return function(y)
 
 
+def reads_plain(weight: Tensor, batch: int) -> bool:
+    """Whether the kernels take a weight as it is; to them a row stride of 0 means a packed one."""
+    return batch <= PLAIN_ROWS and weight.stride(1) == 1 and weight.stride(0) > 0
+
+
 def row_major(x: Tensor) -> Tensor:
     """x (B, n), copied only if the numbers of a row do not lie side by side."""
     if x.dim() != 2:
@@ -222,7 +228,7 @@ def _product(
     suffix = _suffix(x, "x")
     x = row_major(x)
     batch = x.shape[0]
-    if isinstance(weight, Tensor) and (batch > PLAIN_ROWS or weight.stride(1) != 1):
+    if isinstance(weight, Tensor) and not reads_plain(weight, batch):
         weight = pack(weight)
     if isinstance(weight, Packed):
         data, weight_row, outputs, inputs = weight.data, 0, weight.outputs, weight.inputs

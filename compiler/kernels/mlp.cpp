@@ -27,7 +27,8 @@ void layer_part(const Layer& layer, const T* x, Int x_row, Int rows, Int begin, 
                 bool single, const Epilogue<T>& epilogue) {
   const T* weight = (const T*)layer.weight;
   if (layer.weight_row)
-    plain_block(x, x_row, rows, weight, layer.weight_row, layer.inputs, begin, end, epilogue);
+    plain_block(x, x_row, rows, weight, layer.weight_row, layer.inputs, layer.outputs, begin, end,
+                epilogue);
   else
     layer_block(x, x_row, rows, weight, layer.inputs, layer.outputs, begin, end, single, epilogue);
 }
@@ -36,7 +37,9 @@ template <class T>
 void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, Int threads) {
   Int widest = 1;
   double work = 0;
+  bool plain = false;
   for (Int l = 0; l < count; l++) {
+    plain |= layers[l].weight_row != 0;
     widest = std::max(widest, layers[l].outputs);
     work += (double)layers[l].inputs * layers[l].outputs;
   }
@@ -54,7 +57,8 @@ void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, I
       from = to, from_row = to_row;
     }
   };
-  if (batch < threads * 4) {  // too few rows to share out: the threads share each layer's panels
+  // With too few rows to share out, or weights to be packed, the threads share each layer's panels.
+  if (plain || batch < threads * 4) {
     Scratch<T> scratch(2 * batch * row);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     chain(0, batch, scratch.data, [&](const Layer& layer, const T* from, Int from_row, auto& e) {

@@ -21,11 +21,11 @@ from torch import Tensor
 from compiler.kernels import linear, source
 from compiler.kernels.linear import (
     ACTIVATIONS,
-    PLAIN_ROWS,
     Packed,
     Weight,
     address,
     pack,
+    reads_plain,
     row_major,
 )
 from compiler.runtime import build
@@ -193,7 +193,7 @@ def _forward(x: Tensor, layers: Sequence[Layer], outputs: Sequence[Tensor | None
     kept: list[Any] = []  # what is made here must live until the call is over
     for layer, out in zip(layers, outputs, strict=True):
         weight = layer.weight
-        if isinstance(weight, Tensor) and (x.shape[0] > PLAIN_ROWS or weight.stride(1) != 1):
+        if isinstance(weight, Tensor) and not reads_plain(weight, x.shape[0]):
             weight = pack(weight)
         data, row = (weight.data, 0) if isinstance(weight, Packed) else (weight, weight.stride(0))
         bias = None if layer.bias is None else layer.bias.contiguous()

@@ -58,6 +58,14 @@ INLINE void pack_columns(const T* from, Int row, Int count, Int depth, Int step,
   constexpr Int chunk = LANES * DEPTH<T>;
   for (Int k = 0; k < depth; k += chunk) {
     Vec block[LANES];
+    if (count == LANES && k + chunk <= depth) {
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) block[i] = words(from + i * row + k);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++, to += step) std::memcpy(to, &block[i], sizeof(Vec));
+      continue;
+    }
     for (int i = 0; i < LANES; i++)
       block[i] = i >= count           ? Vec{}
                  : k + chunk <= depth ? words(from + i * row + k)
@@ -69,12 +77,11 @@ INLINE void pack_columns(const T* from, Int row, Int count, Int depth, Int step,
 }
 
 // Packs output rows [first, first + panel) of a weight whose element (o, i) lies at
-// o * output_stride + i * input_stride; one of the strides is 1.
+// o * output_stride + i * input_stride; one of the strides is 1. The panel goes to `to`.
 template <class T>
 void pack_panel(const T* weight, Int output_stride, Int input_stride, Int outputs, Int inputs,
-                Int first, T* packed) {
+                Int first, T* to) {
   Int width = panel_width(outputs, first), count = std::min(width, outputs - first);
-  T* to = packed + panel_offset<T>(first, inputs);
   const T* from = weight + first * output_stride;
   if (width == 1) {
     for (Int i = 0; i < inputs; i++) to[i] = from[i * input_stride];

@@ -87,6 +87,23 @@ INLINE void store_quads(bf16* const* to, Int offset, Vec v) {
   for (Int q = 0; q < QUADS; q++) std::memcpy(to[q] + offset, numbers + 4 * q, 8);
 }
 
+// The sum of a vector's quads, four numbers.
+INLINE void store_quad(float* to, Vec v) {
+#if defined(VECTOR_MASKS)
+  __m512 a = (__m512)v;
+  __m256 two = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+#else
+  float numbers[LANES];
+  store(numbers, v);
+  for (int j = 0; j < 4; j++) {
+    float sum = numbers[j];
+    for (int q = 1; q < QUADS; q++) sum += numbers[4 * q + j];
+    to[j] = sum;
+  }
+#endif
+}
+
 // A vector of words, 0 beyond the first `numbers`.
 INLINE Vec words_some(const float* p, Int numbers) { return load_some(p, (int)numbers); }
 INLINE Vec words_some(const bf16* p, Int numbers) {

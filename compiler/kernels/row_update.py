@@ -18,13 +18,15 @@ from torch import Tensor
 
 from compiler.kernels import source
 from compiler.kernels.bags import MODES, BagError, Bags, Problem
-from compiler.kernels.embedding_bag import pooled_fields
+from compiler.kernels.embedding_bag import BATCH, Pooled
 from compiler.runtime import build
 
 KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 _WRITE = 0
 _FIELDS = 29  # int64 members of struct Table, and the places of some among them
-_ROWS, _INDICES, _UNIQUE = 18, 23, 28
+_COUNT, _WEIGHTS, _ROWS, _INDICES, _UNIQUE = 2, 8, 18, 23, 28
+_SUM, _MAX = MODES.index("sum"), MODES.index("max")
+_SIZES = {torch.float32: 4, torch.bfloat16: 2}  # bytes
 
 
 @dataclass(frozen=True)
@@ -97,28 +99,33 @@ def update_bags(
     """
     updates = [update] * len(tables) if isinstance(update, Update) else update
     _counted(bags, tables, updates, state)
-    work = _Work(bags, [t.shape[0] for t in tables], argmax)
-    hypers = array("d")
-    for f, table in enumerate(tables):
-        if table.dim() != 2 or (table.shape[1] > 1 and table.stride(1) != 1):
+    shapes = [table.shape for table in tables]
+    work = _Work(bags, [shape[0] for shape in shapes], grad, argmax)
+    hypers, before = array("d"), None
+    numbers: tuple[float, ...] = ()
+    for f, (table, shape, own) in enumerate(zip(tables, shapes, updates, strict=True)):
+        stride = table.stride()
+        if len(shape) != 2 or (shape[1] > 1 and stride[1] != 1):
             raise BagError(f"{bags.name(f)}: rows must be (n, d), their numbers side by side")
-        if table.dtype not in (torch.float32, torch.bfloat16) or not table.is_cpu:
+        size = _SIZES.get(table.dtype, 0)
+        if size == 0 or not table.is_cpu:
             raise BagError(
                 f"{bags.name(f)}: {table.dtype} on {table.device}: want f32 or bf16, CPU"
             )
-        kind = updates[f].kind
+        kind = own.kind
         if kind not in KINDS:
             raise BagError(f"update: {kind!r} is none of {', '.join(KINDS)}")
         squares = moment = 0
         if kind != "sgd":
-            size = table.shape[0] if kind == "rowwise_adagrad" else table.numel()
-            squares = _state(state[f], "squares", size, bags, f)
+            count = shape[0] if kind == "rowwise_adagrad" else shape[0] * shape[1]
+            squares = _state(state[f], "squares", count, bags, f)
         if kind == "adam":
-            moment = _state(state[f], "moment", table.numel(), bags, f)
-        size = table.element_size()
-        rows = (table.data_ptr(), table.stride(0) * size, int(size == 2))
-        work.add(f, grad, table.shape[1], 1 + KINDS.index(kind), rows, squares, moment)
-        hypers.extend(updates[f].fields())
+            moment = _state(state[f], "moment", shape[0] * shape[1], bags, f)
+        rows = (table.data_ptr(), stride[0] * size, int(size == 2))
+        work.add(f, shape[1], 1 + KINDS.index(kind), rows, squares, moment)
+        if own is not before:
+            before, numbers = own, own.fields()
+        hypers.extend(numbers)
     problem = Problem()
     library().update_rows(
         work.address(),
@@ -137,10 +144,10 @@ def sparse_gradients(
     argmax: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """Gradients of tables of ``rows`` rows as coalesced sparse tensors (n_f, d_f), f32."""
-    work = _Work(bags, rows, argmax)
+    work = _Work(bags, rows, grad, argmax)
     widths = _widths(grad, len(bags))
     for f, width in enumerate(widths):
-        work.add(f, grad, width, _WRITE, (0, width * 4, 0))
+        work.add(f, width, _WRITE, (0, width * 4, 0))
     problem, threads = Problem(), torch.get_num_threads()
     library().group_rows(work.address(), len(bags), threads, ctypes.byref(problem))
     problem.check(bags, rows)
@@ -167,11 +174,11 @@ def dense_gradients(
     argmax: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """The same as dense tensors, for tables of few rows."""
-    work = _Work(bags, rows, argmax)
+    work = _Work(bags, rows, grad, argmax)
     found = []
     for f, width in enumerate(_widths(grad, len(bags))):
         found.append(torch.zeros(rows[f], width))
-        work.add(f, grad, width, _WRITE, (found[f].data_ptr(), width * 4, 0))
+        work.add(f, width, _WRITE, (found[f].data_ptr(), width * 4, 0))
     problem = Problem()
     library().update_rows(
         work.address(),
@@ -211,24 +218,32 @@ class _Work:
     """``struct Table`` of row_update.cpp for each table, and the memory that it works in."""
 
     def __init__(
-        self, bags: Bags, rows: Sequence[int], argmax: Sequence[Tensor] | None = None
+        self,
+        bags: Bags,
+        rows: Sequence[int],
+        grad: Tensor | Sequence[Tensor],
+        argmax: Sequence[Tensor] | None = None,
     ) -> None:
         _counted(bags, rows)
         self.bags, self.rows, self.argmax = bags, rows, argmax
+        self.pooled = Pooled(grad, bags)
         self.fields = array("q")
+        self.bag_fields = bags.all_fields(rows)
         # Plain sums need a bag per id; weights, means and maxima look the bag up by position.
         self.sided = [
-            bags.mode_of(f) != "sum" or (bags.weights is not None and bags.weights[f] is not None)
-            for f in range(len(bags))
+            mode != _SUM or own[_WEIGHTS] != 0
+            for mode, own in zip(bags.modes, self.bag_fields, strict=True)
         ]
-        sizes = [ids.numel() * (3 if s else 2) for ids, s in zip(bags.ids, self.sided, strict=True)]
+        sizes = [
+            own[_COUNT] * (3 if s else 2)
+            for own, s in zip(self.bag_fields, self.sided, strict=True)
+        ]
         self.memory = torch.empty(sum(sizes), dtype=torch.int64)
         self.next = self.memory.data_ptr()
 
     def add(
         self,
         f: int,
-        grad: Tensor | Sequence[Tensor],
         width: int,
         rule: int,
         rows: tuple[int, int, int],
@@ -237,9 +252,10 @@ class _Work:
     ) -> None:
         """Append table ``f``; ``rows`` is address, stride in bytes and whether bf16."""
         bags, argmax = self.bags, 0
-        count = bags.ids[f].numel() * 8
-        gradient = pooled_fields(grad, f, bags.batch(f), width, bags)
-        if bags.mode_of(f) == "max":
+        own = self.bag_fields[f]
+        count, mode = own[_COUNT] * 8, bags.modes[f]
+        gradient = self.pooled.fields(f, own[BATCH], width)
+        if mode == _MAX:
             if self.argmax is None:
                 raise BagError(f"{bags.name(f)}: mode max needs the argmax of the forward pass")
             won = self.argmax[f]
@@ -249,8 +265,8 @@ class _Work:
         sides = self.next + 2 * count if self.sided[f] else 0
         self.fields.extend(
             [
-                *bags.fields(f, self.rows[f]),
-                *(MODES.index(bags.mode_of(f)), width, *gradient, argmax, rule, *rows),
+                *own,
+                *(mode, width, *gradient, argmax, rule, *rows),
                 *(squares, moment, 0, self.next, self.next + count, sides, 0, 0),
             ]
         )

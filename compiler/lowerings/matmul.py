@@ -69,7 +69,7 @@ def packed_weight(
     outputs, inputs = weight.size
     packed = scratch(graph, packed_numbers(outputs, inputs, dtype), dtype)
     few = "false"
-    plain = weight.stride[1] == 1 or inputs == 1
+    plain = (weight.stride[1] == 1 or inputs == 1) and weight.stride[0] != 0  # 0 means packed
     if rows is not None and plain and not graph.is_frozen(weight.buffer):
         few = f"{index_text(rows)} <= {linear.PLAIN_ROWS}"
     steps = f"{index_text(weight.stride[0])}, {index_text(weight.stride[1])}"

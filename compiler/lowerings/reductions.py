@@ -148,8 +148,10 @@ def moments(
     apart = combine("sub", [x, average], x.size, inner, inner)
     squares = combine("mul", [apart, apart], x.size, inner, inner)
     total = reduce(graph, node, squares, "sum", dims, True, inner)
-    least = combine("maximum", [count, correction], (), inner, inner)
-    freedom = combine("sub", [least, correction], (), inner, inner)
+    freedom: Any = count
+    if correction != 0:  # never below 0
+        least = combine("maximum", [count, correction], (), inner, inner)
+        freedom = combine("sub", [least, correction], (), inner, inner)
     return average, combine("div", [total, freedom], total.size, inner, inner)
 
 

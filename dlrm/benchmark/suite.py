@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from dlrm.benchmark.peers import EAGER, INDUCTOR, OURS, PEERS, TBE, TBE_INDUCTOR
 from dlrm.benchmark.shapes import Draws, Shape
 from dlrm.benchmark.tables import Tables, why_no_fbgemm
 from dlrm.benchmark.turns import Cell, Contestant, Row, race
-from dlrm.machine import memory_bytes
+from dlrm.machine import cores, memory_bytes
 
 TASKS = ("inference", "bf16", "train", "bags", "compile", "memory", "growth")
 TOLERANCE = {"f32": 1e-4, "bf16": 0.05, "train": 1e-4, "bags": 1e-4}
@@ -53,6 +54,12 @@ class Suite:
         if reason := why_no_fbgemm():
             self.fbgemm = False
             self.notes.append(f"TBE and TBE+Inductor left out: {reason}")
+        load = os.getloadavg()[0]
+        if load > 0.5 * cores():
+            self.notes.append(
+                f"the machine was busy when this began (load {load:.1f} on {cores()} cores): "
+                "threads that wait for one another are slowed most, so even ratios say little"
+            )
         tasks = list(self._tasks())
         bar = tqdm(tasks, desc="benchmark", unit="part", disable=None)
         for name, task in bar:

@@ -83,14 +83,27 @@ def test_gradients(batch, inputs, outputs, dtype, gap, threads, seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1, 7, 64, 700])
 def test_any_number_of_threads_gives_the_same_bits(batch, dtype):
-    x, weight = strided(batch, 367, dtype, 0, 0), pack(strided(90, 367, dtype, 1, 0))
-    g = strided(batch, 90, dtype, 2, 0)
+    x, plain = strided(batch, 367, dtype, 0, 0), strided(90, 367, dtype, 1, 0)
+    g, weight = strided(batch, 90, dtype, 2, 0), pack(plain)
     results = []
     for threads in (1, 2, 3, 4):
         torch.set_num_threads(threads)
-        results.append((kernel.linear(x, weight), *kernel.weight_gradient(g, x)))
+        results.append(
+            (kernel.linear(x, weight), kernel.linear(x, plain), *kernel.weight_gradient(g, x))
+        )
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 6, 10, 11, 20, 21, 192, 193])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_weights_are_read_anew_by_each_call(batch, dtype):
+    x, weight = strided(batch, 70, dtype, 0, 0), strided(37, 70, dtype, 1, 0)
+    for _ in range(2):
+        close(kernel.linear(x, weight), x.double() @ weight.double().t(), dtype, 20)
+        weight.data.mul_(-2)  # behind autograd's back
+    one = weight[:1].expand(37, 70)  # rows 0 apart, which is how the kernel is told of packed ones
+    close(kernel.linear(x, one), x.double() @ one.double().t(), dtype, 20)
 
 
 def test_a_row_does_not_depend_on_its_batch():

@@ -102,7 +102,8 @@ def test_any_number_of_threads_gives_the_same_bits(batch, dtype):
         torch.set_num_threads(threads)
         outputs = mlp_forward(x, packed(layers))
         found = mlp_backward(g, x, outputs, layers)
-        results.append([mlp(x, packed(layers)), found.x, *found.weights, *found.biases])
+        both = [mlp(x, packed(layers)), mlp(x, layers)]
+        results.append([*both, found.x, *found.weights, *found.biases])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 

@@ -39,17 +39,14 @@ def groups(row):
     return {group for group, cell in row["peers"].items() if cell}
 
 
-@pytest.mark.parametrize("fbgemm", [pytest.param(True, marks=needs_fbgemm), False])
-def test_the_whole_path_prints_a_table_and_writes_json(fbgemm, tmp_path, monkeypatch, capsys):
-    if not fbgemm:
-        monkeypatch.setattr(suite, "why_no_fbgemm", lambda: "it is not here")
+def test_the_whole_path_prints_a_table_and_writes_json(tmp_path, capsys):
     file = tmp_path / "figures.json"
     flags = ["--preset", "tiny", "--quick", "--batch", "16", "--rounds", "2", "--json", str(file)]
     assert benchmark.main([*flags, "--threads", str(torch.get_num_threads())]) == 0
     printed = capsys.readouterr().out
     found = json.loads(file.read_text())
     rows = {row["task"]: row for row in found["rows"]}
-    tbe = {"TBE", "TBE+Inductor"} if fbgemm else set()
+    tbe = {"TBE", "TBE+Inductor"} if FBGEMM else set()
     own = {"ours"} if peers.why_not_frozen() else {"ours", "ours frozen"}
     assert groups(rows["inference f32"]) == {"eager", "Inductor", *tbe, *own}
     assert groups(rows["inference bf16"]) == {"eager", "Inductor", *own}
@@ -69,8 +66,17 @@ def test_the_whole_path_prints_a_table_and_writes_json(fbgemm, tmp_path, monkeyp
     assert found["machine"]["versions"]["torch"] == torch.__version__
     assert found["command"].startswith("python -m dlrm.benchmark compile --preset tiny --quick")
     assert found["settings"]["rounds"] == 2 and found["floor"]["copy"] > 0
-    assert ("it is not here" in printed) is not fbgemm
+    assert ("fbgemm_gpu cannot be imported" in printed) is not FBGEMM
     assert not any("compiled again" in note for note in found["notes"])
+
+
+def test_without_fbgemm_the_others_are_raced(monkeypatch, capsys):
+    monkeypatch.setattr(suite, "why_no_fbgemm", lambda: "it is not here")
+    flags = ["--preset", "tiny", "--quick", "--batch", "8", "--rounds", "1", "--tasks", "bags"]
+    assert benchmark.main(flags) == 0
+    printed = capsys.readouterr().out
+    assert "TBE and TBE+Inductor left out: it is not here" in printed
+    assert "ours" in printed and " TBE " not in printed.splitlines()[1]
 
 
 def test_a_peer_that_is_wrong_is_left_out_and_told(monkeypatch, capsys):
@@ -254,8 +260,8 @@ def test_peak_memory_is_of_the_step(monkeypatch):
 
 def test_a_child_that_fails_is_named(monkeypatch):
     monkeypatch.undo()
-    with pytest.raises(probe.ProbeFailed, match="nobody"):
-        probe.ask("memory", "nobody", TINY, 8, 1, "nobody")
+    with pytest.raises(probe.ProbeFailed, match="set_num_threads"):
+        probe.ask("memory", "eager", TINY, 8, "two", "sgd")  # type: ignore[arg-type]
 
 
 def test_compile_time_is_of_forward_and_backward(monkeypatch, capsys):
@@ -281,10 +287,12 @@ def test_compile_time_is_of_forward_and_backward(monkeypatch, capsys):
         (["--rounds", "0"], "--rounds: 0 must be at least 1"),
         (["--threads", "-1"], "--threads: -1 must be"),
         (["--dense-optimizer", "lion"], "--dense-optimizer: 'lion' is none of"),
-        (["--json", "/proc/nowhere/x.json"], "--json: "),
+        (["--json", "README.md/x.json"], "--json: "),
     ],
 )
-def test_bad_arguments_are_refused(flags, message, capsys):
+def test_bad_arguments_are_refused(flags, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").touch()
     assert benchmark.main(flags) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
