@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import torch
 from sympy import Expr as Index
-from sympy import Integer, Symbol, symbols
+from sympy import Integer, Symbol, expand, symbols
 
 __all__ = [
     "Buffer", "Cast", "Const", "Expr", "Index", "Integer", "Layout", "Load", "Loop", "LoopOp",
-    "Number", "Op", "Symbol", "Value", "contiguous", "loops", "product", "symbols", "walk",
+    "Number", "Op", "Symbol", "Value", "contiguous", "loops", "product", "same", "symbols", "walk",
 ]  # fmt: skip
 
 Sizes = tuple[Index, ...]
@@ -142,6 +142,11 @@ def product(sizes: Sequence[Index]) -> Index:
     for size in sizes:
         total = total * size
     return total
+
+
+def same(a: Index, b: Index) -> bool:
+    """Whether two sizes are equal whatever their symbols stand for."""
+    return bool(a == b) or expand(a - b) == 0
 
 
 def contiguous(size: Sequence[Index]) -> Sizes:

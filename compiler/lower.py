@@ -17,7 +17,7 @@ from torch import fx
 from compiler import compat
 from compiler.codegen.types import CTYPES
 from compiler.graph import FallbackOp, Graph, size, sizes
-from compiler.ir import Buffer, Layout, Load, Op, Value, loops, walk
+from compiler.ir import Buffer, Layout, Load, Op, Sizes, Value, loops, same, walk
 from compiler.values import broadcast, cast
 
 aten = torch.ops.aten
@@ -147,7 +147,8 @@ def _settle(graph: Graph, node: fx.Node, value: Value) -> Value:
     if value.layout is not None:
         return value
     if not graph.inlining or _worth_storing(value, len(node.users)):
-        return graph.realize(value, note=node.name).value()
+        stride = _strides(node.meta.get("val"))
+        return graph.realize(value, note=node.name, stride=stride).value()
     return value
 
 
@@ -217,15 +218,21 @@ def _finish(
 def _output(graph: Graph, value: Any, name: str, meta: Any) -> Any:
     if not isinstance(value, Value):
         return value
-    if value.layout is None:
-        stride = sizes(meta.stride()) if _fills(meta) else None
-        value = graph.realize(value, note=name, stride=stride).value()
-    return value.layout
+    stride = _strides(meta)
+    layout = value.layout
+    if layout is not None and stride is not None and layout.buffer.kind == "temporary":
+        dims = zip(layout.size, layout.stride, stride, strict=True)
+        if any(n != 1 and not same(own, wanted) for n, own, wanted in dims):
+            layout = None  # what comes after the graph was traced for PyTorch's strides
+    if layout is None:
+        layout = graph.realize(Value(value.dtype, value.size, value.fn), name, stride)
+    return layout
 
 
-def _fills(meta: Any) -> bool:
-    """Whether an output's strides leave no gap and no overlap: memory of its own then fits."""
-    return isinstance(meta, torch.Tensor) and compat.is_dense(meta)
+def _strides(meta: Any) -> Sizes | None:
+    """PyTorch's strides of a result that fills its memory without gap or overlap; else None."""
+    dense = isinstance(meta, torch.Tensor) and compat.is_dense(meta)
+    return sizes(meta.stride()) if dense else None
 
 
 def _read_elsewhere(source: Value, target: Layout) -> bool:

@@ -6,21 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sympy import expand, simplify
+from sympy import simplify
 from torch import fx
 
 from compiler.graph import Graph
-from compiler.ir import Const, Index, Integer, Layout, Number, Op, Sizes, Value, contiguous
+from compiler.ir import Const, Index, Integer, Layout, Number, Op, Sizes, Value, contiguous, same
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
 from compiler.values import as_expr, broadcast, cast, constant
 
 ONE = Integer(1)
-
-
-def same(a: Index, b: Index) -> bool:
-    """Whether two sizes are equal whatever their symbols stand for."""
-    return bool(a == b) or expand(a - b) == 0
 
 
 def groups(old: Sizes, new: Sizes) -> list[tuple[list[int], list[int]]] | None:

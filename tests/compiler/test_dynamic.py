@@ -199,7 +199,8 @@ def test_strides_of_outputs() -> None:
     def function(x: Tensor) -> Any:
         return (
             x.t() * 2, torch.relu(x.permute(2, 0, 1)) if x.dim() == 3 else x.t().exp(),
-            x.t().contiguous(), torch.cat([x.t(), x.t()]), x.t().softmax(0), x.t().sum(0, True),
+            (y := x.t().exp()), y.sigmoid() + y.sum(), x.t().contiguous(),
+            torch.cat([x.t(), x.t()]), x.t().softmax(0), x.t().sum(0, True),
         )  # fmt: skip
 
     for x in (torch.randn(4, 5), torch.randn(8, 10)[::2, ::2], torch.randn(5, 4).t()):
