@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from compiler.bags import take_lookups
 from compiler.kernels.bags import Bags
+from compiler.kernels.pages import use_huge_pages
 from compiler.kernels.row_update import (
     KINDS,
     Update,
@@ -35,6 +36,9 @@ class SparseRows(torch.optim.Optimizer):
     ``fused``, ``step`` takes the bags and the gradient of their pooled vectors, and sums and
     updates the rows in one pass. ``table.grad`` is then None or empty. Zeroing the gradients of
     the model (to None, the default) or of the optimizer drops what waits.
+
+    The tables' memory is moved to large pages where the system has them (see
+    ``compiler.kernels.pages``).
 
     Raises ValueError for an unknown kind, a gradient that is not sparse, or another dtype.
 
@@ -62,6 +66,7 @@ class SparseRows(torch.optim.Optimizer):
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "betas": betas}
         self._lookups: list[Lookups] = []
         super().__init__(params, defaults)
+        use_huge_pages(table for group in self.param_groups for table in group["params"])
         if fused:
             for group in self.param_groups:
                 for table in group["params"]:

@@ -5,7 +5,7 @@
 
 Forward ends with (B, F, d), what an interaction reads: ours writes into a buffer that stays, as in
 a compiled model; eager stacks. The update is exact row-wise Adagrad from the gradient of the pooled
-vectors. Contestants take turns on the same tables and ids, so that a busy machine slows all alike:
+vectors. Contestants take turns on the same ids, so that a busy machine slows all alike:
 compare ratios, not times. ``--clock cpu --threads 1`` counts only the time that the process ran.
 """
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from compiler.kernels.bags import Bags
 from compiler.kernels.embedding_bag import pool_into
+from compiler.kernels.pages import use_huge_pages
 from compiler.kernels.row_update import Update, new_state, reference, update_bags
 
 Contestant = tuple[Callable[[], object], Callable[[object], object]]  # untimed, then timed
@@ -43,12 +44,14 @@ CASES = {
     "kaggle": Case(100_000, 16, 1),
     "large": Case(1_000_000, 16, 1),
     "multi-hot": Case(100_000, 64, 10),
+    "one": Case(100_000, 16, 1, batch=1),
     "small-batch": Case(100_000, 16, 1, batch=128),
+    "big-batch": Case(100_000, 16, 1, batch=8192),
 }
 RULE = Update("rowwise_adagrad", lr=0.01)
 
 
-def contestants(case: Case) -> dict[str, dict[str, Contestant]]:
+def contestants(case: Case, huge_pages: bool) -> dict[str, dict[str, Contestant]]:
     """For forward and update, what to run by name."""
     torch.manual_seed(0)
     count = case.batch * case.pooling
@@ -56,13 +59,15 @@ def contestants(case: Case) -> dict[str, dict[str, Contestant]]:
     offsets = (torch.arange(case.batch + 1) * case.pooling).repeat(case.tables, 1)
     grad = torch.randn(case.batch, case.tables, case.dim)
     tbe = _tbe(case)
-    tables: list[Tensor] = (
-        [torch.empty(case.rows, case.dim) for _ in ids]
-        if tbe is None
-        else list(tbe.split_embedding_weights())  # type: ignore[operator]
-    )
+    tables = [torch.empty(case.rows, case.dim) for _ in ids]
+    if huge_pages:  # as SparseRows does; FBGEMM and eager keep the pages that they ask for
+        use_huge_pages(tables, seconds=0)
     for table in tables:
         table.uniform_(-0.01, 0.01)
+    eager_tables = [table.clone() for table in tables] if huge_pages else tables
+    if tbe is not None:
+        for table in tbe.split_embedding_weights():  # type: ignore[operator]
+            table.uniform_(-0.01, 0.01)
     out = torch.empty(case.batch, case.tables, case.dim)
     states = [new_state(RULE.kind, t) for t in tables]
 
@@ -72,17 +77,17 @@ def contestants(case: Case) -> dict[str, dict[str, Contestant]]:
     def eager_forward() -> list[Tensor]:
         return [
             F.embedding_bag(i, t, o, mode="sum", sparse=True, include_last_offset=True)
-            for i, t, o in zip(ids, tables, offsets, strict=True)
+            for i, t, o in zip(ids, eager_tables, offsets, strict=True)
         ]
 
     def eager_pooled() -> list[Tensor]:
-        for table in tables:
+        for table in eager_tables:
             table.requires_grad_().grad = None
         return eager_forward()
 
     def eager_update(pooled: object) -> None:
         torch.autograd.backward(pooled, list(grad.unbind(1)))  # type: ignore[arg-type]
-        for table, state in zip(tables, states, strict=True):
+        for table, state in zip(eager_tables, states, strict=True):
             assert table.grad is not None
             reference(table, table.grad, RULE, state)
             table.requires_grad_(False)
@@ -163,13 +168,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument(
+        "--huge-pages", action=argparse.BooleanOptionalAction, default=True,
+        help="large pages for our tables, as compiler.optim.SparseRows gives them",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     clock = time.perf_counter if args.clock == "wall" else time.process_time
     print(f"{args.threads} threads, {args.clock} clock, {args.rounds} rounds; milliseconds")
     print(f"{'case':12} {'what':8} {'who':16} {'median':>8} {'least':>8} {'ours is faster by':>18}")
     for name in args.case or CASES:
-        for what, runs in contestants(CASES[name]).items():
+        for what, runs in contestants(CASES[name], args.huge_pages).items():
             times = measure(runs, args.rounds, clock)
             ours = times["ours"]
             for who, seconds in times.items():

@@ -19,6 +19,7 @@ from torch import Tensor
 from compiler.kernels import source
 from compiler.kernels.bags import MODES, BagError, Bags, Problem
 from compiler.kernels.embedding_bag import BATCH, Pooled
+from compiler.kernels.pages import use_huge_pages
 from compiler.runtime import build
 
 KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -77,9 +78,12 @@ def new_state(kind: str, table: Tensor) -> dict[str, Tensor]:
     if kind == "sgd":
         return {}
     if kind == "rowwise_adagrad":
-        return {"squares": torch.zeros(table.shape[0])}
-    state = {"moment": torch.zeros(table.shape)} if kind == "adam" else {}
-    return {**state, "squares": torch.zeros(table.shape)}
+        state = {"squares": torch.zeros(table.shape[0])}
+    else:
+        state = {"moment": torch.zeros(table.shape)} if kind == "adam" else {}
+        state["squares"] = torch.zeros(table.shape)
+    use_huge_pages(state.values(), seconds=0)
+    return state
 
 
 @torch.no_grad()
