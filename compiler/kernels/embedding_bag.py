@@ -102,7 +102,7 @@ def pool_into(
     ``out`` then holds nothing of use.
     """
     _counted(tables, bags)
-    fields = array("q")
+    fields: list[int] = []
     shapes = [_codes(table).shape for table in tables]
     pooled = Pooled(out, bags)
     for f, own in enumerate(bags.all_fields([shape[0] for shape in shapes])):
@@ -114,7 +114,7 @@ def pool_into(
             if argmax[f].dtype != torch.int32 or not argmax[f].is_contiguous():
                 raise BagError(f"{bags.name(f)}: argmax must be contiguous i32")
         own.append(won)
-        fields.extend(own)
+        fields += own
     _call(library().embedding_bags, fields, tables, bags)
 
 
@@ -127,12 +127,12 @@ def weight_gradients(
     """
     _counted(tables, bags)
     found = [torch.zeros(ids.numel()) for ids in bags.ids]
-    fields = array("q")
+    fields: list[int] = []
     for f, table in enumerate(tables):
         own = bags.fields(f, table.shape[0]) + _row_fields(table, bags, f)
         own[-3] = found[f].data_ptr()
         own += Pooled(grad, bags).fields(f, bags.batch(f), table.shape[1])
-        fields.extend([*own, 0])
+        fields += [*own, 0]
     _call(library().bag_weight_gradients, fields, tables, bags)
     return found
 
@@ -158,12 +158,10 @@ def reference(tables: Sequence[Rows], bags: Bags) -> list[Tensor]:
     return pooled
 
 
-def _call(
-    call: Callable[..., None], fields: array[int], tables: Sequence[Rows], bags: Bags
-) -> None:
+def _call(call: Callable[..., None], fields: list[int], tables: Sequence[Rows], bags: Bags) -> None:
     problem = Problem()
-    start, _ = fields.buffer_info()
-    call(start, len(tables), torch.get_num_threads(), ctypes.byref(problem))
+    native = array("q", fields)  # in one go: faster than to extend an array
+    call(native.buffer_info()[0], len(tables), torch.get_num_threads(), ctypes.byref(problem))
     if problem.kind:
         problem.check(bags, [_codes(t).shape[0] for t in tables])
 

@@ -105,7 +105,8 @@ def update_bags(
     _counted(bags, tables, updates, state)
     shapes = [table.shape for table in tables]
     work = _Work(bags, [shape[0] for shape in shapes], grad, argmax)
-    hypers, before = array("d"), None
+    hypers: list[float] = []
+    before = None
     numbers: tuple[float, ...] = ()
     for f, (table, shape, own) in enumerate(zip(tables, shapes, updates, strict=True)):
         stride = table.stride()
@@ -129,11 +130,12 @@ def update_bags(
         work.add(f, shape[1], 1 + KINDS.index(kind), rows, squares, moment)
         if own is not before:
             before, numbers = own, own.fields()
-        hypers.extend(numbers)
+        hypers += numbers
+    given = array("d", hypers)
     problem = Problem()
     library().update_rows(
         work.address(),
-        hypers.buffer_info()[0],
+        given.buffer_info()[0],
         len(tables),
         torch.get_num_threads(),
         ctypes.byref(problem),
@@ -231,7 +233,7 @@ class _Work:
         _counted(bags, rows)
         self.bags, self.rows, self.argmax = bags, rows, argmax
         self.pooled = Pooled(grad, bags)
-        self.fields = array("q")
+        self.given: list[int] = []
         self.bag_fields = bags.all_fields(rows)
         # Plain sums need a bag per id; weights, means and maxima look the bag up by position.
         self.sided = [
@@ -267,19 +269,20 @@ class _Work:
                 raise BagError(f"{bags.name(f)}: argmax must be ({bags.batch(f)}, {width}) i32")
             argmax = won.data_ptr()
         sides = self.next + 2 * count if self.sided[f] else 0
-        self.fields.extend(
-            [
-                *own,
-                *(mode, width, *gradient, argmax, rule, *rows),
-                *(squares, moment, 0, self.next, self.next + count, sides, 0, 0),
-            ]
-        )
+        self.given += own
+        self.given += (mode, width, *gradient, argmax, rule, *rows)
+        self.given += (squares, moment, 0, self.next, self.next + count, sides, 0, 0)
         self.next += count * (3 if sides else 2)
 
     def write(self, f: int, values: Tensor, indices: Tensor) -> None:
         """Let the packed gradient of table ``f`` go to ``values`` and ``indices``."""
         self.fields[f * _FIELDS + _ROWS] = values.data_ptr()
         self.fields[f * _FIELDS + _INDICES] = indices.data_ptr()
+
+    @functools.cached_property
+    def fields(self) -> array[int]:
+        """``struct Table`` of all tables, once all are added."""
+        return array("q", self.given)
 
     def address(self) -> int:
         return self.fields.buffer_info()[0]
