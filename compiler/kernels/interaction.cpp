@@ -118,6 +118,7 @@ __attribute__((noinline)) void pair_tile(const Quads<T>& x, Int i, Int column, c
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
       Vec feature = words(a + r * row);
+      hold(feature);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) sums[r][j] = multiply_add(a, feature, columns[j], sums[r][j]);
     }

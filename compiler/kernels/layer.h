@@ -183,10 +183,11 @@ __attribute__((noinline)) void plain_tile(const T* x, Int x_row, const T* const 
   auto step = [&](Int k, auto&& take) __attribute__((always_inline)) {
     Vec rows[ROWS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) rows[r] = take(x + r * x_row + k);
+    for (int r = 0; r < ROWS; r++) hold(rows[r] = take(x + r * x_row + k));
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       Vec weight = take(w[j] + k);
+      hold(weight);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) sums[r][j] = dot_add(x, rows[r], weight, sums[r][j]);
     }
@@ -210,7 +211,8 @@ INLINE void any_plain_tile(Int rows, const T* x, Int x_row, const T* const (&w)[
   }
 }
 
-template <class T> constexpr Int PLAIN_FEW = DEPTH<T> == 1 ? 10 : 20;  // rows not worth packing; measured
+// Rows up to which packing does not pay, measured.
+template <class T> constexpr Int PLAIN_FEW = DEPTH<T> == 1 ? 48 : 24;
 
 // Outputs [begin, end) of a weight as PyTorch stores it, (outputs, inputs), for all rows of a batch.
 // A few rows are multiplied along the inputs; for more each panel is packed on the way, and then

@@ -70,6 +70,15 @@ INLINE float sum(Vec a) {
 #endif
 }
 
+// Keeps v in a register: GCC would load it again from memory for each of its uses.
+INLINE void hold(Vec& v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+}
+
 // f32
 
 INLINE Vec load(const float* p) {
