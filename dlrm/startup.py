@@ -1,4 +1,4 @@
-"""What must happen before torch is imported: a quiet Ctrl-C, and threads that wait in peace."""
+"""What must happen before torch is imported: a quiet Ctrl-C, and threads that spin briefly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from types import FrameType
 def prepare() -> None:
     """Called as the package is imported; a no-op the second time."""
     # GNU OpenMP, which torch's CPU builds bring, lets a thread that waits for the others spin. When
-    # another program takes a core for a moment, all wait spinning for the thread it displaced: two
-    # threads then train many times slower than one. It reads this once, as torch loads it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # another program takes a core, all spin for the thread that it displaced: two threads then are
+    # many times slower than one. Samples/s of the tiny preset on two cores (medians; the machine
+    # idle, beside a busy loop, beside another program that computes):
+    #   spin count 300,000 (the default)   33,400    9,400      900
+    #   10,000                             33,000    8,400    6,500
+    #   3,000                              31,400   13,100
+    #   0 (OMP_WAIT_POLICY=PASSIVE)        21,800   22,800   24,800
+    # So this many costs an idle machine nothing that shows. It is read once, as torch is loaded.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Only in `python -m dlrm.*` is "-m" what argv begins with while the package is imported.
     if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)

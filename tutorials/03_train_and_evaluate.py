@@ -21,7 +21,7 @@
 # know the best score that any model can reach.
 
 # %%
-import dlrm  # before torch: then its threads sleep while they wait, which a busy machine rewards
+import dlrm  # before torch: it bounds how long threads spin, see "On a busy machine" in the README
 
 dlrm.__version__
 

@@ -104,13 +104,16 @@ def test_importing_the_package_elsewhere_leaves_ctrl_c_alone():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_waiting_threads_sleep_unless_the_user_wants_otherwise(given):
-    env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    env |= {} if given is None else {"OMP_WAIT_POLICY": given}
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")],
+)
+def test_threads_spin_for_a_while_unless_the_user_wants_otherwise(given, count):
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    env = {**{k: v for k, v in os.environ.items() if k not in ours}, **given}
     # set before torch is there, which reads it once
-    code = "import dlrm, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    code = "import dlrm, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
     )
-    assert done.stdout.split() == [given or "PASSIVE", "False"]
+    assert done.stdout.split() == [count, "False"]
