@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from compiler import compat, patterns
-from compiler.codegen.wrapper import generate
+from compiler.codegen.wrapper import Module, generate
+from compiler.graph import Graph
 from compiler.lower import lower
 from compiler.options import Options
 from compiler.order import reorder
 from compiler.runtime.build import NoCompiler
-from compiler.schedule import schedule
+from compiler.schedule import Step, schedule
 
 
 def dlrm(gm: fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
@@ -55,8 +56,7 @@ def _traced(
 def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
-    autotune = options.mode == "max-autotune"
-    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, autotune)
+    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, options.autotune)
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
@@ -95,16 +95,20 @@ def compile_graph(
     frozen: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
-    autotune = options.mode == "max-autotune"
-    graph = lower(gm, options.inlining, frozen, autotune)
+    graph = lower(gm, options.inlining, frozen, options.autotune)
     graph.frees_inputs = half == "backward"
-    steps = schedule(graph, options.fusion)
-    if options.ordering:
-        steps = reorder(graph, steps)
-    module = generate(graph, steps, options.reuse)
+    steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
     options.report(half, gm, graph, steps, module)
     return module.load()
 
 
-__all__ = ["compile_graph", "dlrm"]
+def build_module(graph: Graph, options: Options) -> tuple[list[Step], Module]:
+    """From a lowered graph to its generated code: schedule, order, generate."""
+    steps = schedule(graph, options.fusion)
+    if options.ordering:
+        steps = reorder(graph, steps)
+    return steps, generate(graph, steps, options.reuse)
+
+
+__all__ = ["build_module", "compile_graph", "dlrm"]

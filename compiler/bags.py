@@ -46,8 +46,8 @@ class Lookup:
     modes: tuple[str, ...]
     padding: tuple[int, ...]
     include_last_offset: bool
-    sparse: tuple[bool, ...]
     names: tuple[str, ...]
+    sparse: tuple[bool, ...] = ()  # which tables ask for sparse gradients
 
     def bags(
         self, ids: Sequence[Tensor], offsets: Sequence[Tensor] | None,
@@ -99,10 +99,10 @@ class _Pooled(torch.autograd.Function):
                 if want:
                     one = made[f].to(table.dtype)
                     found[f] = one if ctx.lookup.sparse[f] else one.to_dense()
-        scales: list[Any] = []
-        if bags.weights is not None:
-            scales = list(weight_gradients(tables, bags, grad))
-        return (None, None, None, *found, *scales)
+        scales = ctx.needs_input_grad[3 + len(tables) :]
+        if any(scales):
+            return (None, None, None, *found, *weight_gradients(tables, bags, grad))
+        return (None, None, None, *found, *[None] * len(scales))
 
 
 @dataclass(eq=False)

@@ -101,8 +101,14 @@ class Graph:
         self._count += 1
         return Buffer(name, dtype, tuple(size), stride or contiguous(size), note=note)
 
+    def returned(self) -> set[Buffer]:
+        """The buffers that its outputs lie in."""
+        return {layout.buffer for layout in self.outputs if isinstance(layout, Layout)}
+
     def is_frozen(self, buffer: Buffer) -> bool:
         """Whether a buffer depends on frozen inputs alone."""
+        if not self.frozen:
+            return False
         if buffer in self.frozen:
             return True
         writers = [op for op in self.ops if buffer in op.writes()]
@@ -132,7 +138,7 @@ class Graph:
         return self.realize(Value(value.dtype, value.size, layout.value().fn), note)
 
     def rows(self, value: Value, note: str = "") -> Layout:
-        """A matrix whose rows may lie apart, but not the numbers of a row."""
+        """The value with the numbers of its last dimension side by side; all else may lie apart."""
         layout = self.realize(value, note)
         if layout.stride[-1] == 1 or layout.size[-1] == 1:
             return layout

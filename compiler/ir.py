@@ -149,6 +149,13 @@ def same(a: Index, b: Index) -> bool:
     return bool(a == b) or expand(a - b) == 0
 
 
+def moves(index: Index, counter: Index) -> Index:
+    """How far an index moves as a counter goes up by one."""
+    if counter not in index.free_symbols:
+        return Integer(0)
+    return expand(index.subs(counter, counter + 1) - index)
+
+
 def contiguous(size: Sequence[Index]) -> Sizes:
     """Row-major strides."""
     strides, step = [], Integer(1)

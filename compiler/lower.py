@@ -92,9 +92,7 @@ def _input(graph: Graph, node: fx.Node) -> Any:
 
 
 def _constant(graph: Graph, gm: fx.GraphModule, node: fx.Node) -> Any:
-    found: Any = gm
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
+    found: Any = operator.attrgetter(str(node.target))(gm)
     if not isinstance(found, torch.Tensor):
         return found
     name = f"constant{len(graph.constants)}"

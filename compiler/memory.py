@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sympy import Max, expand
+from sympy import Max
 
 from compiler.graph import FallbackOp, Graph
-from compiler.ir import Buffer, Index, Integer, Layout, product
-from compiler.schedule import Group, Step
+from compiler.ir import Buffer, Index, Integer, product, same
+from compiler.schedule import Step, in_registers
 
 FREED = 1 << 20  # bytes of saved tensors that it pays to free early
 UNKNOWN = 1024  # what a symbolic size counts as
@@ -38,20 +38,21 @@ class Plan:
 
 def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
     """Cut the steps into segments and give each temporary its place."""
-    once = [step for step in steps if graph.frozen and _is_frozen(graph, step)]
+    once = [step for step in steps if _is_frozen(graph, step)]
     segments = _cut(once)
     prepared = len(segments)
     segments += _cut([step for step in steps if step not in once])
     if graph.frees_inputs:
-        segments = [part for segment in segments for part in _cut_to_free(segment, segments)]
+        last = {b: step for s in segments for step in s for b in step.reads() if b.kind == "input"}
+        segments = [part for segment in segments for part in _cut_to_free(segment, last)]
     result = Plan(segments, prepared)
-    outputs = {o.buffer for o in graph.outputs if isinstance(o, Layout)}
+    outputs = graph.returned()
     uses: dict[Buffer, list[int]] = {}
     for k, segment in enumerate(segments):
         for step in segment:
             for buffer in [*step.reads(), *step.writes()]:
                 uses.setdefault(buffer, []).append(k)
-    local = {b for step in steps if isinstance(step, Group) for b in step.local}
+    local = in_registers(steps)
     for buffer, where in uses.items():
         result.last[buffer] = max(where)
         if buffer.kind != "temporary" or buffer in local:
@@ -82,9 +83,8 @@ def _cut(steps: Sequence[Step]) -> list[list[Step]]:
     return segments
 
 
-def _cut_to_free(segment: list[Step], segments: list[list[Step]]) -> list[list[Step]]:
+def _cut_to_free(segment: list[Step], last: dict[Buffer, Step]) -> list[list[Step]]:
     """The segment in parts, so that Python can let go of large inputs after their last use."""
-    last = {b: step for s in segments for step in s for b in step.reads() if b.kind == "input"}
     parts: list[list[Step]] = [[]]
     dead = 0
     for step in segment:
@@ -121,11 +121,11 @@ def _slots(
             if buffer.kind != "temporary" or buffer in elsewhere or buffer in result.slot:
                 continue
             size = buffer_bytes(buffer)
-            same = [s for s in free if expand(sizes[s] - size) == 0]
-            if same or free:
-                chosen = same[0] if same else free[-1]
+            equal = [s for s in free if same(sizes[s], size)]
+            if equal or free:
+                chosen = equal[0] if equal else free[-1]
                 free.remove(chosen)
-                if not same:
+                if not equal:
                     sizes[chosen] = Max(sizes[chosen], size)
             else:
                 chosen = len(sizes)

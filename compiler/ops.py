@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.bags import Lookup
 from compiler.kernels import embedding_bag as bag_kernel
 from compiler.kernels import interaction as interaction_kernel
 from compiler.kernels import mlp as mlp_kernel
-from compiler.kernels.bags import Bags
-from compiler.kernels.linear import ACTIVATIONS
 
 # MLP: linear layers with a bias and an activation each
 
@@ -25,7 +24,7 @@ from compiler.kernels.linear import ACTIVATIONS
 def mlp(x: Tensor, weights: list[Tensor], biases: list[Tensor], activations: str) -> list[Tensor]:
     """All layers' outputs, the last one last: x (B, n_0), weight l (n_l+1, n_l).
 
-    ``activations`` are names of ``ACTIVATIONS``, joined by commas.
+    ``activations`` are names of ``kernels.linear.ACTIVATIONS``, joined by commas.
     """
     return [
         y.contiguous() for y in mlp_kernel.mlp_forward(x, _layers(weights, biases, activations))
@@ -186,9 +185,10 @@ def embedding_bags(
     ``padding`` is -1 for none; ``names``, how errors call the tables, and ``modes`` are joined by
     commas; ``offsets`` and ``weights`` may be empty.
     """
-    return bag_kernel.embedding_bags(
-        tables, bags_of(ids, offsets, weights, modes, padding, include_last_offset, names)
+    lookup = Lookup(
+        tuple(modes.split(",")), tuple(padding), include_last_offset, tuple(names.split(","))
     )
+    return bag_kernel.embedding_bags(tables, lookup.bags(ids, offsets or None, weights or None))
 
 
 @embedding_bags.register_fake
@@ -200,20 +200,4 @@ def _(
     return tables[0].new_empty(batch, len(tables), tables[0].shape[1])
 
 
-def bags_of(
-    ids: list[Tensor], offsets: list[Tensor], weights: list[Tensor], modes: str,
-    padding: list[int], include_last_offset: bool, names: str,
-) -> Bags:  # fmt: skip
-    """The arguments of ``embedding_bags`` as the kernels take them."""
-    return Bags(
-        ids,
-        offsets or None,
-        modes.split(","),
-        weights or None,
-        [None if p < 0 else p for p in padding],
-        include_last_offset,
-        names.split(","),
-    )
-
-
-__all__ = ["ACTIVATIONS", "bags_of", "embedding_bags", "interaction", "mlp"]
+__all__ = ["embedding_bags", "interaction", "mlp"]

@@ -30,6 +30,11 @@ class Options:
     mode: str = "default"
     freeze: bool = False
 
+    @property
+    def autotune(self) -> bool:
+        """Whether ways to compute the same are measured against each other."""
+        return self.mode == "max-autotune"
+
     @staticmethod
     def of(given: Mapping[str, Any]) -> Options:
         """From a backend's keyword arguments: ``mode`` and ``options``, as in torch.compile."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.graph import FallbackOp, Graph
-from compiler.ir import Buffer, Layout
+from compiler.ir import Buffer
 from compiler.memory import known_bytes
-from compiler.schedule import Group, Step
+from compiler.schedule import Step, in_registers
 
 
 def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
@@ -22,12 +22,16 @@ def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     came.
     """
     waits = _dependencies(steps)
+    reads = [step.reads() for step in steps]
     readers: dict[Buffer, set[int]] = {}
-    for k, step in enumerate(steps):
-        for buffer in step.reads():
+    for k, buffers in enumerate(reads):
+        for buffer in buffers:
             readers.setdefault(buffer, set()).add(k)
-    outputs = {layout.buffer for layout in graph.outputs if isinstance(layout, Layout)}
-    local = {b for step in steps if isinstance(step, Group) for b in step.local}
+    local, outputs = in_registers(steps), graph.returned()
+    held = {b for step in steps for b in (*step.reads(), *step.writes()) if _owned(b)} - local
+    size = {b: known_bytes(b) for b in held}
+    made = [sum(size.get(b, 0) for b in step.writes()) for step in steps]
+    ends = [[b for b in buffers if b in size and b not in outputs] for buffers in reads]
     left = dict(enumerate(steps))
     done: list[Step] = []
     finished: set[int] = set()
@@ -36,14 +40,8 @@ def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
         ready = [k for k in left if waits[k] <= finished]
 
         def cost(k: int, native: bool = native) -> tuple[bool, int, int]:
-            step = steps[k]
-            made = sum(known_bytes(b) for b in step.writes() if _owned(b) and b not in local)
-            freed = sum(
-                known_bytes(b)
-                for b in step.reads()
-                if _owned(b) and b not in local | outputs and readers[b] <= finished | {k}
-            )
-            return native == isinstance(step, FallbackOp), made - freed, k
+            freed = sum(size[b] for b in ends[k] if readers[b] <= finished | {k})
+            return native == isinstance(steps[k], FallbackOp), made[k] - freed, k
 
         best = min(ready, key=cost)
         native = not isinstance(steps[best], FallbackOp)

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,14 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from compiler import compat, patterns
-from compiler.codegen.wrapper import Module, generate
+from compiler.backend import build_module
+from compiler.codegen.wrapper import Module
 from compiler.graph import size
 from compiler.kernels import entry
 from compiler.lower import lower
 from compiler.options import Options
-from compiler.order import reorder
 from compiler.runtime import build
 from compiler.saved import VERSION, PackageError
-from compiler.schedule import schedule
 
 
 def save(
@@ -74,17 +74,14 @@ def _compiled(
         lifted, names, tensors = _lift(captured)
         users = [n for n in lifted.graph.nodes if n.op == "placeholder"][len(names) :]
         rewrite = (
-            patterns.apply(lifted, [*tensors, *flat], True, options.mode == "max-autotune")
+            patterns.apply(lifted, [*tensors, *flat], True, options.autotune)
             if options.patterns
             else None
         )
         fakes = [n.meta.get("example_value") for n in lifted.graph.nodes if n.op == "placeholder"]
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
     graph = lower(aten, options.inlining, range(len(names)) if options.freeze else ())
-    steps = schedule(graph, options.fusion)
-    if options.ordering:
-        steps = reorder(graph, steps)
-    module = generate(graph, steps, options.reuse)
+    _, module = build_module(graph, options)
     # index tensors that patterns took for constants are the model's own: they are saved with it
     varying = [k for k, _ in (rewrite.checks if rewrite else []) if k >= len(names)]
     if varying:
@@ -115,14 +112,11 @@ def _lift(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[str], list[Tensor]]:
             continue
         name = str(node.target)
         if name not in placed:
-            found: Any = gm
-            for part in name.split("."):
-                found = getattr(found, part)
             with gm.graph.inserting_before(first):
                 placed[name] = gm.graph.placeholder(node.name + "_lifted")
             placed[name].meta.update(node.meta)
             names.append(name)
-            tensors.append(found)
+            tensors.append(attrgetter(name)(gm))
         node.replace_all_uses_with(placed[name])
         gm.graph.erase_node(node)
     gm.graph.set_codegen(fx.graph.CodeGen())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ def load(folder: str | Path) -> Callable[..., Any]:
             raise PackageError(f"{place / name}: missing or damaged: save again")
     weights = load_file(place / "weights.safetensors")
     constants = {name: weights.pop(name) for name in manifest["constants"]}
+    targets = {name: attrgetter(target)(torch.ops) for name, target in manifest["targets"].items()}
     module = Module(
         (place / "graph.cpp").read_text(), (place / "call.py").read_text(), manifest["problems"],
-        manifest["kernels"], constants, {n: _operation(t) for n, t in manifest["targets"].items()},
+        manifest["kernels"], constants, targets,
     )  # fmt: skip
     call = module.load(place)
     return _Loaded(call, [weights[name] for name in manifest["weights"]], manifest)
@@ -92,11 +94,3 @@ def _check(value: Any, shape: Any, k: int) -> None:
 
 def _seen(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def _operation(name: str) -> Any:
-    """The operator of a name such as ``aten.sort.default``."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

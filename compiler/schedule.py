@@ -16,12 +16,25 @@ stored at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sympy import Symbol, expand
 
 from compiler.graph import FallbackOp, Graph, KernelOp, Operation
-from compiler.ir import Buffer, Expr, Index, Integer, Load, Loop, LoopOp, product, walk
+from compiler.ir import (
+    Buffer,
+    Expr,
+    Index,
+    Integer,
+    Load,
+    Loop,
+    LoopOp,
+    moves,
+    product,
+    same,
+    walk,
+)
 from compiler.rename import rename
 
 MOST_MEMBERS = 64
@@ -89,6 +102,11 @@ class Group:
 Step = Group | KernelOp | FallbackOp
 
 
+def in_registers(steps: Sequence[Step]) -> set[Buffer]:
+    """The buffers of all groups that are never stored."""
+    return {buffer for step in steps if isinstance(step, Group) for buffer in step.local}
+
+
 def schedule(graph: Graph, fusion: bool = True) -> list[Step]:
     """The graph's operations as groups and calls, in an order that may run."""
     steps: list[Step] = []
@@ -100,7 +118,7 @@ def schedule(graph: Graph, fusion: bool = True) -> list[Step]:
             steps.append(_alone(op))
     if fusion:
         steps = _merged(steps)
-    kept = {b for layout in graph.outputs if (b := getattr(layout, "buffer", None)) is not None}
+    kept = graph.returned()
     for step in steps:
         if isinstance(step, Group):
             step.local = _local(step, steps, kept)
@@ -138,7 +156,7 @@ def _merge(group: Group, steps: list[Step]) -> bool:
 
 def _needed(graph: Graph) -> list[Operation]:
     """The operations without those whose results nobody reads."""
-    wanted = {b for layout in graph.outputs if (b := getattr(layout, "buffer", None)) is not None}
+    wanted = graph.returned()
     kept: list[Operation] = []
     for op in reversed(graph.ops):
         mutates = any(b.kind == "input" for b in op.writes())
@@ -185,13 +203,9 @@ def _is_column(op: LoopOp) -> bool:
     for load in op.loads:
         if load.indirect:
             continue
-        votes += _step(load.index, along) == 1
-        votes -= _step(load.index, across) == 1
+        votes += moves(load.index, along) == 1
+        votes -= moves(load.index, across) == 1
     return votes > 0
-
-
-def _step(index: Index, symbol: Symbol) -> Index:
-    return expand(index.subs(symbol, symbol + 1) - index)
 
 
 def _join(op: LoopOp, steps: list[Step]) -> bool:
@@ -262,14 +276,14 @@ def _place(op: LoopOp, group: Group, depth: int) -> bool:
     """Add the operation to a phase behind all that it depends on, if its reads stay in its row."""
     _, inner, member = _fit(op, depth)
     sizes = [x.size for x in inner]
-    first = 0
+    loads, first = member.loads(), 0
     for k, phase in enumerate(group.phases):
+        same_loops = [x.size for x in phase.inner] == sizes
         for other in phase.members:
-            for load in member.loads():
+            for load in loads:
                 if load.buffer is not other.op.buffer:
                     continue
-                same_loops = [x.size for x in phase.inner] == sizes
-                exact = not load.indirect and _zero(load.index - other.store)
+                exact = not load.indirect and same(load.index, other.store)
                 if exact and same_loops and not other.op.reduce:
                     first = max(first, k)
                 elif not load.indirect and _in_row(load.index, member, other, group):
@@ -282,10 +296,6 @@ def _place(op: LoopOp, group: Group, depth: int) -> bool:
             return True
     group.phases.append(Phase(inner, [member]))
     return True
-
-
-def _zero(difference: Index) -> bool:
-    return bool(difference == 0) or expand(difference) == 0
 
 
 def _in_row(index: Index, reader: Member, writer: Member, group: Group) -> bool:
@@ -303,7 +313,7 @@ def _in_row(index: Index, reader: Member, writer: Member, group: Group) -> bool:
     at_zero = place.xreplace({x.symbol: Integer(0) for x in reader.inner})
     at_end = place.xreplace({x.symbol: x.size - 1 for x in reader.inner})
     left = expand(extent - 1 - at_end)
-    if any(not _step(place, x.symbol).is_nonnegative for x in reader.inner):
+    if any(not moves(place, x.symbol).is_nonnegative for x in reader.inner):
         return False
     return bool(at_zero == 0) and bool(left.is_nonnegative or left == 0)
 
@@ -331,7 +341,7 @@ def _local(group: Group, steps: list[Step], kept: set[Buffer]) -> set[Buffer]:
             for load in member.loads():
                 if load.buffer is not buffer:
                     continue
-                exact = not load.indirect and _zero(load.index - writer.store)
+                exact = not load.indirect and same(load.index, writer.store)
                 good = good and exact and (once or where[id(member)] is where[id(writer)])
         if good:
             found.add(buffer)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from compiler.kernels import source
+
 FOLDER = Path(__file__).parent
 
 
 @functools.cache
 def header() -> str:
     """What every generated C++ file begins with."""
-    return (FOLDER / "scalar.h").read_text() + (FOLDER / "entry.h").read_text()
+    own = [(FOLDER / name).read_text() for name in ("scalar.h", "entry.h")]
+    return "".join([source("bf16.h"), *own])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -61,6 +62,18 @@ def parallel(loops: int, elements: str, places: bool) -> str:
 def checked(places: bool) -> str:
     """The clause by which threads and vectors report a bad index."""
     return " reduction(|:bad)" if places else ""
+
+
+@contextmanager
+def reporting(code: Code, places: bool, problem: int) -> Iterator[None]:
+    """A block of C++; where it checks ``places``, it reports ``problem`` if one was bad."""
+    code.add("{")
+    if places:
+        code.add("Int bad = 0;")
+    yield
+    if places:
+        code.add(f"if (bad) report({problem});")
+    code.add("}")
 
 
 def count(loops: Sequence[Loop]) -> Index:

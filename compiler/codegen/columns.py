@@ -9,6 +9,7 @@ from compiler.codegen.code import (
     compute,
     count,
     parallel,
+    reporting,
     store_line,
 )
 from compiler.codegen.expressions import Registers, Statements, index_text
@@ -34,29 +35,24 @@ def columns(group: Group, code: Code, problem: int) -> None:
             read = {load.buffer for member in later for load in member.loads()}
             places |= _pointwise(group, phase, inner, registers, last, read)
     over = next((phase.inner for phase in group.phases if phase.inner), ())
-    code.add("{")
-    if places:
-        code.add("Int bad = 0;")
-    code.add(parallel(len(group.outer), index_text(count([*group.outer, *over])), places))
-    code.open(group.outer[:-1])
-    code.add(
-        f"for (Int {name}_first = 0; {name}_first < {size}; {name}_first += {COLUMNS}) {{",
-        f"const auto block = [&](auto {name}_width) {{",
-    )
-    if places:
-        code.add("Int bad = 0;")
-    code.lines.extend(inner.lines)
-    code.add(
-        f"return {'bad' if places else 'Int(0)'};",
-        "};",
-        # a width that the C++ compiler knows lets it keep the sums in registers
-        f"{'bad |= ' if places else ''}{name}_first + {COLUMNS} <= {size} "
-        f"? block(std::integral_constant<Int, {COLUMNS}>()) : block({size} - {name}_first);",
-    )
-    code.close(len(group.outer))
-    if places:
-        code.add(f"if (bad) report({problem});")
-    code.add("}")
+    with reporting(code, places, problem):
+        code.add(parallel(len(group.outer), index_text(count([*group.outer, *over])), places))
+        code.open(group.outer[:-1])
+        code.add(
+            f"for (Int {name}_first = 0; {name}_first < {size}; {name}_first += {COLUMNS}) {{",
+            f"const auto block = [&](auto {name}_width) {{",
+        )
+        if places:
+            code.add("Int bad = 0;")
+        code.lines.extend(inner.lines)
+        code.add(
+            f"return {'bad' if places else 'Int(0)'};",
+            "};",
+            # a width that the C++ compiler knows lets it keep the sums in registers
+            f"{'bad |= ' if places else ''}{name}_first + {COLUMNS} <= {size} "
+            f"? block(std::integral_constant<Int, {COLUMNS}>()) : block({size} - {name}_first);",
+        )
+        code.close(len(group.outer))
 
 
 def _open(last: Loop, code: Code) -> None:

@@ -9,7 +9,20 @@ import torch
 from sympy import Add, Float, Mul, Pow, Rational, expand
 
 from compiler.codegen.types import CTYPES, computed, register_type
-from compiler.ir import Buffer, Cast, Const, Expr, Index, Integer, Load, Number, Op, Symbol, walk
+from compiler.ir import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Integer,
+    Load,
+    Number,
+    Op,
+    Symbol,
+    same,
+    walk,
+)
 
 # {0}, {1}: arguments; {T}: the type of the result
 OPS: dict[str, str] = {
@@ -241,7 +254,7 @@ class Statements:
     def _load(self, node: Load, made: dict[int, str]) -> str:
         if node.buffer in self.registers and not node.indirect:
             at, name = self.registers[node.buffer]
-            if expand(node.index - at) == 0:
+            if same(node.index, at):
                 return name
         index = node.index
         for symbol, value in node.indirect:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sympy import expand
-
-from compiler.codegen.code import Code, checked, compute, count, for_line, parallel
+from compiler.codegen.code import Code, checked, compute, count, for_line, parallel, reporting
 from compiler.codegen.expressions import Statements, index_text
-from compiler.ir import Index, Integer, Load, Loop, Number, walk
+from compiler.ir import Index, Integer, Load, Loop, Number, moves, same, walk
 from compiler.rename import rename
 from compiler.schedule import Group, Member
 
@@ -24,30 +22,25 @@ def pointwise(
     body = Statements({}, loops[-1].symbol if loops else None)
     stores = [line for member in members for line in compute(group, member, body)]
     elements = index_text(count(loops))
-    code.add("{")
-    if body.places:
-        code.add("Int bad = 0;")
-    tile = _tile(loops, members) if loops else 0
-    if loops:
-        code.add(parallel(1 if tile else len(loops) - 1, elements, body.places))
-        start, end = "0", ""
-        if tile:
-            name, size = loops[-1].symbol.name, index_text(loops[-1].size)
-            start, end = f"{name}_first", f"{name}_end"
-            code.add(
-                f"for (Int {start} = 0; {start} < {size}; {start} += {tile}) {{",
-                f"const Int {end} = {start} + {tile} < {size} ? {start} + {tile} : {size};",
-            )
-        code.open(loops[:-1])
-        code.add(*body.before)
-        if body.vector:
-            code.add(f"#pragma omp simd{checked(body.checks)}")
-        code.add(for_line(loops[-1], start, end))
-    code.add(*body.lines, *stores)
-    code.close(len(loops) + (tile > 0))
-    if body.places:
-        code.add(f"if (bad) report({problem});")
-    code.add("}")
+    with reporting(code, body.places, problem):
+        tile = _tile(loops, members) if loops else 0
+        if loops:
+            code.add(parallel(1 if tile else len(loops) - 1, elements, body.places))
+            start, end = "0", ""
+            if tile:
+                name, size = loops[-1].symbol.name, index_text(loops[-1].size)
+                start, end = f"{name}_first", f"{name}_end"
+                code.add(
+                    f"for (Int {start} = 0; {start} < {size}; {start} += {tile}) {{",
+                    f"const Int {end} = {start} + {tile} < {size} ? {start} + {tile} : {size};",
+                )
+            code.open(loops[:-1])
+            code.add(*body.before)
+            if body.vector:
+                code.add(f"#pragma omp simd{checked(body.checks)}")
+            code.add(for_line(loops[-1], start, end))
+        code.add(*body.lines, *stores)
+        code.close(len(loops) + (tile > 0))
 
 
 def along_memory(loops: tuple[Loop, ...], members: Sequence[Member]) -> tuple[Loop, ...]:
@@ -101,12 +94,10 @@ def _even(index: Index, a: Loop, b: Loop) -> bool:
     if not index.free_symbols & {a.symbol, b.symbol}:
         return True
     far, near = _coefficient(index, a.symbol), _coefficient(index, b.symbol)
-    return far is not None and near is not None and expand(far - near * b.size) == 0
+    return far is not None and near is not None and same(far, near * b.size)
 
 
 def _coefficient(index: Index, symbol: Index) -> Index | None:
     """How far the index moves with the counter, if always the same; else None."""
-    if symbol not in index.free_symbols:
-        return Integer(0)
-    step = expand(index.subs(symbol, symbol + 1) - index)
+    step = moves(index, symbol)
     return None if symbol in step.free_symbols else step

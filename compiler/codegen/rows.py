@@ -13,6 +13,7 @@ from compiler.codegen.code import (
     count,
     for_line,
     parallel,
+    reporting,
     store_line,
 )
 from compiler.codegen.expressions import Registers, Statements, index_text
@@ -30,16 +31,11 @@ def rows(group: Group, code: Code, problem: int) -> None:
         else:
             places |= _once_a_row(group, phase, inner, registers, number)
     longest = max((count(phase.inner) for phase in group.phases), key=str)
-    code.add("{")
-    if places:
-        code.add("Int bad = 0;")
-    code.add(parallel(len(group.outer), index_text(count(group.outer) * longest), places))
-    code.open(group.outer)
-    code.lines.extend(inner.lines)
-    code.close(len(group.outer))
-    if places:
-        code.add(f"if (bad) report({problem});")
-    code.add("}")
+    with reporting(code, places, problem):
+        code.add(parallel(len(group.outer), index_text(count(group.outer) * longest), places))
+        code.open(group.outer)
+        code.lines.extend(inner.lines)
+        code.close(len(group.outer))
 
 
 def _once_a_row(group: Group, phase: Phase, code: Code, registers: Registers, number: int) -> bool:

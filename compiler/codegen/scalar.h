@@ -8,34 +8,11 @@
 #include <type_traits>
 
 typedef int64_t Int;
-#define INLINE static inline __attribute__((always_inline))
 
-struct bf16 {  // the upper half of an f32
-  uint16_t bits;
-};
-
-INLINE float from_bits(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-INLINE uint32_t to_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-INLINE float get(bf16 x) { return from_bits((uint32_t)x.bits << 16); }
+INLINE float get(bf16 x) { return to_float(x); }
 template <class T> INLINE T get(T x) { return x; }
 
-INLINE uint32_t rounded(float x) {  // to nearest even; NaN stays NaN
-  uint32_t bits = to_bits(x);
-  uint32_t even = bits + (0x7fffu + ((bits >> 16) & 1u));
-  return x != x ? (bits | 0x400000u) : even;
-}
-
-INLINE void put(bf16* p, float x) { p->bits = (uint16_t)(rounded(x) >> 16); }
+INLINE void put(bf16* p, float x) { *p = to_bf16(x); }
 template <class T, class V> INLINE void put(T* p, V x) { *p = (T)x; }
 
 INLINE void put_rounded(bf16* p, float x) { p->bits = (uint16_t)(to_bits(x) >> 16); }  // x is a bf16

@@ -27,7 +27,7 @@ from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer, Index, Layout, Symbol
 from compiler.kernels import entry
 from compiler.runtime import build
-from compiler.schedule import Group, Step
+from compiler.schedule import Group, Step, in_registers
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class Module:
 def generate(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Module:
     """The module of a scheduled graph."""
     plan = memory.plan(graph, steps, reuse)
-    symbols = sorted(_symbols(graph, steps), key=lambda s: s.name)
+    symbols = sorted(_symbols(graph), key=lambda s: s.name)
     problems: list[str] = []
     kernels: list[str] = []
     functions: list[str] = []
@@ -161,7 +161,7 @@ def _function(
 
 
 def _pointers(segment: Sequence[Step], plan: memory.Plan) -> list[Buffer]:
-    local = {b for step in segment if isinstance(step, Group) for b in step.local}
+    local = in_registers(segment)
     found: dict[Buffer, None] = {}
     for step in segment:
         for buffer in [*step.reads(), *step.writes()]:
@@ -174,7 +174,7 @@ def _written(buffer: Buffer, segment: Sequence[Step]) -> bool:
     return any(buffer in step.writes() for step in segment)
 
 
-def _symbols(graph: Graph, steps: Sequence[Step]) -> set[Symbol]:
+def _symbols(graph: Graph) -> set[Symbol]:
     """The symbols that sizes are made of: those that the graph's inputs determine."""
     return {s for one in graph.inputs for s in _of(one)}
 
@@ -308,7 +308,7 @@ def _release(plan: memory.Plan, k: int, graph: Graph) -> list[str]:
     """Let go of tensors after the last segment that uses them, as eager PyTorch would."""
     if k + 1 == len(plan.segments):
         return []
-    returned = {o.buffer for o in graph.outputs if isinstance(o, Layout)}
+    returned = graph.returned()
     done = [
         b.name
         for b, last in plan.last.items()

@@ -191,11 +191,14 @@ def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
     """What ``linear`` computes, by PyTorch."""
-    y = F.linear(x, weight, bias)
+    return activate(F.linear(x, weight, bias), activation)
+
+
+def activate(y: Tensor, activation: str) -> Tensor:
+    """An activation of ``ACTIVATIONS``, by PyTorch."""
     if activation == "none":
         return y
-    function = {"relu": torch.relu, "sigmoid": torch.sigmoid, "gelu": F.gelu}[activation]
-    return function(y)
+    return {"relu": torch.relu, "sigmoid": torch.sigmoid, "gelu": F.gelu}[activation](y)
 
 
 def reads_plain(weight: Tensor, batch: int) -> bool:

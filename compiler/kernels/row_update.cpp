@@ -50,12 +50,6 @@ constexpr int DIGIT = 11, BUCKETS = 1 << DIGIT;
 static INLINE uint32_t row_of(uint64_t entry) { return (uint32_t)(entry >> 32); }
 static INLINE uint32_t low(uint64_t entry) { return (uint32_t)entry; }
 
-static INLINE float as_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
 // Entries of the bags [start, stop). Padding becomes row `rows`, which sorts to the end.
 static void fill(const Table& t, int64_t table, int64_t start, int64_t stop, Problem& bad) {
   const Bags bags = t.bags;
@@ -307,7 +301,7 @@ static void reduce(const Table& table, const Hyper& hyper, const Block& block, V
       const uint32_t payload = low(t.sorted[i]);
       const uint64_t side = t.sides ? t.sides[payload] : (uint64_t)0x3f800000 << 32 | payload;
       const char* from = t.gradient + (int64_t)low(side) * t.gradient_stride;
-      const Vec scale = splat(as_float(row_of(side)));
+      const Vec scale = splat(from_bits(row_of(side)));
       for (int k = 0; k < n; k++) {
         Vec value = load_columns(from, t.gradient_half, k * LANES, columns(t, k));
         if (t.argmax) {  // only the columns that this id gave

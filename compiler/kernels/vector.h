@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include "bf16.h"
 #if defined(__AVX2__) || defined(__AVX512F__)
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own intrinsics
 #if !defined(__clang__)
@@ -22,12 +23,6 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
-
-#define INLINE inline __attribute__((always_inline))
-
-struct bf16 {
-  uint16_t bits;
-};
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t VecInt __attribute__((vector_size(4 * LANES)));  // also what a comparison gives
@@ -195,19 +190,5 @@ INLINE Vec load_part(const uint8_t* p, int n) {
 // One number
 
 INLINE float to_float(float x) { return x; }
-
-INLINE float to_float(bf16 x) {
-  uint32_t bits = (uint32_t)x.bits << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-INLINE bf16 to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if (x != x) return {(uint16_t)((bits | 0x400000u) >> 16)};
-  return {(uint16_t)((bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16)};
-}
 
 #endif  // VECTOR_H

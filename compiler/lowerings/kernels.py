@@ -172,14 +172,6 @@ def mlp_backward(
 # Interaction
 
 
-def _vectors(graph: Graph, features: Sequence[Value]) -> list[Layout]:
-    found = []
-    for f in features:
-        layout = graph.realize(f)
-        found.append(layout if layout.stride[-1] == 1 or layout.size[-1] == 1 else graph.dense(f))
-    return found
-
-
 def _addresses(code: Any, name: str, vectors: Sequence[Layout]) -> None:
     """``struct Features`` of interaction.cpp for tensors (B, d) or (B, k, d)."""
     count = sum(1 if len(v.size) == 2 else int(v.size[1]) for v in vectors)
@@ -198,6 +190,12 @@ def _addresses(code: Any, name: str, vectors: Sequence[Layout]) -> None:
     )
 
 
+def _shape(pairs: Layout, dense: bool, self_pairs: bool, upper: bool) -> str:
+    """``struct Shape`` of interaction.cpp; ``pairs`` is the output, or its gradient."""
+    flags = [str(int(flag)) for flag in (dense, self_pairs)]
+    return _array("shape", [index_text(pairs.size[0]), *flags, row(pairs), "0", str(int(upper))])
+
+
 @lowers(ops.interaction.default)
 def interact(
     graph: Graph, node: fx.Node, features: list[Value], dense: bool, self_pairs: bool,
@@ -206,15 +204,13 @@ def interact(
     dtype = features[0].dtype
     if dtype not in SUFFIX or any(f.dtype != dtype for f in features):
         return NotImplemented
-    vectors = _vectors(graph, features)
+    vectors = [graph.rows(f) for f in features]
     size = sizes(node.meta["val"].shape)
     out = graph.buffer(dtype, size, note=node.name).layout()
 
     def emit(code: Any, problem: int) -> None:
         _addresses(code, "features", vectors)
-        batch = index_text(size[0])
-        shape = [batch, str(int(dense)), str(int(self_pairs)), row(out), "0", str(int(upper))]
-        code.add(_array("shape", shape))
+        code.add(_shape(out, dense, self_pairs, upper))
         code.add(f"interaction_{SUFFIX[dtype]}(features, shape, {out.buffer.name}, threads);")
 
     entries = [f"interaction_{SUFFIX[dtype]}"]
@@ -230,16 +226,14 @@ def interact_backward(
     dtype = features[0].dtype
     if dtype not in SUFFIX or any(f.dtype != dtype for f in (g, *features)):
         return NotImplemented
-    vectors = _vectors(graph, features)
+    vectors = [graph.rows(f) for f in features]
     gradient = graph.rows(g)
     outs = [graph.buffer(dtype, v.size, note=node.name).layout() for v in vectors]
 
     def emit(code: Any, problem: int) -> None:
         _addresses(code, "features", vectors)
         _addresses(code, "gradients", outs)
-        batch = index_text(vectors[0].size[0])
-        shape = [batch, str(int(dense)), str(int(self_pairs)), row(gradient), "0", str(int(upper))]
-        code.add(_array("shape", shape))
+        code.add(_shape(gradient, dense, self_pairs, upper))
         code.add(
             f"interaction_backward_{SUFFIX[dtype]}(features, shape, {pointer(gradient)}, "
             "gradients, threads);"

@@ -222,9 +222,7 @@ def bmm(graph: Graph, node: fx.Node, a: Value, b: Value) -> Any:
     dtype = node.meta["val"].dtype
     if dtype not in SUFFIX or any(n == 0 for n in (*a.size, *b.size)):
         return NotImplemented
-    left = graph.realize(a)
-    if left.stride[2] != 1 and left.size[2] != 1:
-        left = graph.dense(a)
+    left = graph.rows(a)
     right = graph.realize(b)
     if 1 not in right.stride[1:]:
         right = graph.dense(b)

@@ -209,8 +209,8 @@ def _before(rewrite: Rewrite, bags: list[Bag]) -> fx.Node:
     """The pooled vectors as an input of the graph."""
     lookup = Lookup(
         tuple(bag.mode for bag in bags), tuple(bag.padding for bag in bags),
-        bags[0].include_last_offset, tuple(bag.sparse for bag in bags),
-        tuple(table_name(bag.table) for bag in bags),
+        bags[0].include_last_offset, tuple(table_name(bag.table) for bag in bags),
+        tuple(bag.sparse for bag in bags),
     )  # fmt: skip
     parts = [[bag.table for bag in bags], [bag.ids for bag in bags],
              [bag.offsets for bag in bags], [bag.weights for bag in bags]]  # fmt: skip
@@ -221,13 +221,8 @@ def _before(rewrite: Rewrite, bags: list[Bag]) -> fx.Node:
     rewrite.placeholders.append(pooled)
     table, result = value(bags[0].table), value(bags[0].node)
     shape = (result.shape[0], len(bags), table.shape[1])
-    with torch.no_grad():
-        mode = getattr(table, "fake_mode", None)
-        if mode is None:
-            example = table.new_empty(shape)
-        else:
-            with mode:
-                example = table.new_empty(shape)
+    with rewrite.faking():
+        example = table.new_empty(shape)
     pooled.meta["example_value"] = example.requires_grad_()
     rewrite.inputs.append(example)
     rewrite.before.add(lookup, parts)

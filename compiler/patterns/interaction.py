@@ -50,7 +50,7 @@ def _match(rewrite: Rewrite, pairs: fx.Node) -> None:
         return
     self_pairs, upper, permutation = order
     parts = _parts(rewrite, features, pairs)
-    if rewrite.changed_between(min((p for p in parts), key=rewrite.place), pairs):
+    if rewrite.changed_between(min(parts, key=rewrite.place), pairs):
         return
     lead = None if permutation is not None else _lead(pairs, features, parts)
     result = rewrite.call(
@@ -63,7 +63,7 @@ def _match(rewrite: Rewrite, pairs: fx.Node) -> None:
         rewrite.gm.register_buffer(name, permutation)
         with rewrite.graph.inserting_before(pairs):
             chosen = rewrite.graph.get_attr(name)
-        mode = getattr(found, "fake_mode", None)
+        mode = rewrite.fake_mode
         chosen.meta["example_value"] = mode.from_tensor(permutation) if mode else permutation
         result = rewrite.call(torch.index_select, (result, 1, chosen), pairs)
     (lead or pairs).replace_all_uses_with(result)

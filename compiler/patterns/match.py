@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -107,6 +108,8 @@ class Rewrite:
         self.found: list[str] = []
         self.checks: list[tuple[int, Tensor]] = []
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        modes = (getattr(value(n), "fake_mode", None) for n in self.graph.nodes)
+        self.fake_mode: Any = next((mode for mode in modes if mode is not None), None)
         self.before: Any = None  # what runs eagerly before the graph: see compiler.bags
 
     def devices(self) -> set[torch.device]:
@@ -140,19 +143,18 @@ class Rewrite:
                 return True
         return False
 
+    @contextmanager
+    def faking(self) -> Iterator[None]:
+        """Where example values are computed from each other, without data and gradients."""
+        with self.fake_mode or nullcontext(), torch.no_grad():
+            yield
+
     def call(self, op: Callable[..., Any], args: Sequence[Any], before: fx.Node) -> fx.Node:
         """A new node ``op(*args)`` before another, with its fake value."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(op, tuple(args))
-        fakes = fx.node.map_arg(tuple(args), value)
-        mode = next(
-            (v.fake_mode for n in self.graph.nodes if hasattr(v := value(n), "fake_mode")), None
-        )
-        if mode is None:
-            node.meta["example_value"] = op(*fakes)
-        else:
-            with mode, torch.no_grad():
-                node.meta["example_value"] = op(*fakes)
+        with self.faking():
+            node.meta["example_value"] = op(*fx.node.map_arg(tuple(args), value))
         return node
 
     def known(self, node: Any) -> Tensor | None:

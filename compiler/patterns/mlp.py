@@ -6,15 +6,13 @@ import operator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
 from compiler import compat
+from compiler.kernels import linear
 from compiler.kernels import mlp as mlp_kernel
 from compiler.patterns.match import Rewrite, argument, kind, rank, value
 from compiler.runtime import autotune
-
-ACTIVATIONS = ("relu", "sigmoid", "gelu")
 
 
 def replace(rewrite: Rewrite) -> None:
@@ -70,7 +68,7 @@ def _chain(rewrite: Rewrite, first: fx.Node) -> list[Layer]:
 
 def _activation(rewrite: Rewrite, node: fx.Node) -> tuple[fx.Node | None, str]:
     users = list(node.users)
-    if len(users) != 1 or kind(users[0]) not in ACTIVATIONS or users[0].args[0] is not node:
+    if len(users) != 1 or kind(users[0]) not in linear.ACTIVATIONS or users[0].args[0] is not node:
         return None, "none"
     name = kind(users[0])
     if name == "gelu":
@@ -105,8 +103,7 @@ def _apart_is_faster(chain: list[Layer]) -> bool:
 def _by_onednn(x: Tensor, layers: list[mlp_kernel.Layer]) -> Tensor:
     for layer in layers:
         x = torch.ops.dlrm.onednn_linear(x, layer.weight, layer.bias)
-        if layer.activation != "none":
-            x = {"relu": torch.relu, "sigmoid": torch.sigmoid, "gelu": F.gelu}[layer.activation](x)
+        x = linear.activate(x, layer.activation)
     return x
 
 
@@ -119,8 +116,8 @@ def _fuse(rewrite: Rewrite, chain: list[Layer]) -> None:
     outputs = rewrite.call(torch.ops.dlrm.mlp.default, (x, weights, biases, names), last)
     result = rewrite.call(operator.getitem, (outputs, len(chain) - 1), last)
     last.replace_all_uses_with(result)
-    for linear, activation, _ in reversed(chain):
-        for node in (activation, linear):
+    for layer, activation, _ in reversed(chain):
+        for node in (activation, layer):
             if node is not None and not node.users:
                 rewrite.graph.erase_node(node)
     sizes = [str(value(x).shape[1]), *(str(value(b).shape[0]) for b in biases)]

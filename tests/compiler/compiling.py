@@ -56,6 +56,14 @@ class Stages:
         return "\n".join(str(step) for steps in self.steps for step in steps)
 
 
+def checked(function: Callable[..., Any], *inputs: Tensor) -> Stages:
+    """The stages of a function without gradients, after comparing its result with eager's."""
+    stages = Stages()
+    with torch.no_grad():
+        torch.testing.assert_close(stages.compile(function)(*inputs), function(*inputs))
+    return stages
+
+
 def calls(function: Callable[..., Any], samples: Sequence[Any]) -> tuple[Any, list[Tensor]]:
     """One function that makes all the calls of ``samples``, (args, kwargs) each, and its tensors.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compiler.codegen.expressions import index_text
 from compiler.runtime import build
-from tests.compiler.compiling import Stages
+from tests.compiler.compiling import Stages, checked
 
 DRAWN = torch.Generator().manual_seed(0)
 X, Y, W = (torch.rand(size, generator=DRAWN) for size in ((64, 96), (64, 96), (96,)))
@@ -24,10 +24,7 @@ X, Y, W = (torch.rand(size, generator=DRAWN) for size in ((64, 96), (64, 96), (9
 
 def generated(function: Callable[..., Any], *inputs: Tensor) -> str:
     """The loops of a function's graph, after checking its result."""
-    stages = Stages()
-    with torch.no_grad():
-        torch.testing.assert_close(stages.compile(function)(*inputs), function(*inputs))
-    return stages.modules[0].cpp.split("\n\n")[-1].strip()
+    return checked(function, *inputs).modules[0].cpp.split("\n\n")[-1].strip()
 
 
 class TestCode(expecttest.TestCase):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler.schedule import Group
-from tests.compiler.compiling import Stages
+from tests.compiler.compiling import Stages, checked
 
 DRAWN = torch.Generator().manual_seed(0)
 X, Y, W = (torch.randn(size, generator=DRAWN) for size in ((64, 100), (64, 100), (100,)))
@@ -21,10 +21,7 @@ X, Y, W = (torch.randn(size, generator=DRAWN) for size in ((64, 100), (64, 100),
 
 def scheduled(function: Callable[..., Any], *inputs: Tensor) -> str:
     """The groups of a function's graph, after checking its result."""
-    stages = Stages()
-    with torch.no_grad():
-        torch.testing.assert_close(stages.compile(function)(*inputs), function(*inputs))
-    return stages.scheduled()
+    return checked(function, *inputs).scheduled()
 
 
 class TestSchedule(expecttest.TestCase):
