@@ -243,10 +243,11 @@ void plain_block(const T* x, Int x_row, Int rows, const T* weight, Int weight_ro
   }
 }
 
-// How many row blocks a batch is cut into: a whole number for each thread while there are few.
+// How many row blocks a batch is cut into: a whole number for each thread while there are few, and
+// none without rows, which would do the work of a single row once more, beside its own thread.
 INLINE Int block_count(Int batch, Int row_bytes, Int threads) {
   Int most = std::clamp<Int>(BLOCK_BYTES / std::max<Int>(row_bytes, 1), TILE_ROWS, BLOCK_ROWS);
   Int count = ceiling(batch, most);
-  return count < 8 * threads ? ceiling(count, threads) * threads : count;
+  return std::min(batch, count < 8 * threads ? ceiling(count, threads) * threads : count);
 }
 #endif

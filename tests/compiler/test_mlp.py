@@ -108,6 +108,18 @@ def test_any_number_of_threads_gives_the_same_bits(batch, dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+def test_one_row_is_one_threads_work():
+    """A second thread must not do the row as well: it would read what the first is writing."""
+    layers, x = chain([64, 512, 512, 1]), torch.randn(1, 64)
+    outputs = mlp_forward(x, layers)
+    for _ in range(100):  # work memory of the call before holds the gradients of another g
+        g, found = torch.randn(1, 1), []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(mlp_backward(g, x, outputs, layers))
+        assert all(map(torch.equal, found[0].weights, found[1].weights))
+
+
 def test_autograd():
     layers = chain((13, 50, 20, 1), last="sigmoid")
     parameters = [p.requires_grad_() for a in layers for p in (a.weight, a.bias)]
