@@ -1,0 +1,43 @@
+"""The driver: every function of a file, or one that is alive, through the passes in order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+
+from compiler.mend.findings import Finding
+from compiler.mend.function import Function
+
+Pass = Callable[[Function], None]
+
+
+def passes() -> Sequence[Pass]:
+    """In order: exceptions and effects first, which leave branches that are free of them."""
+    from compiler.mend.defer import defer
+    from compiler.mend.loops import loops
+    from compiler.mend.trap import trap
+    from compiler.mend.where import where
+
+    return (trap, defer, where, loops)
+
+
+def mend(function: Function) -> list[Finding]:
+    """Run all passes on a function; what they found, by line."""
+    for step in passes():
+        step(function)
+    return sorted(function.findings, key=lambda f: (f.line, f.column))
+
+
+def functions(module: ast.Module, file: str) -> Iterator[Function]:
+    """The functions of a file and the methods of its classes, as they stand."""
+
+    def inside(
+        body: Sequence[ast.stmt], prefix: str, owner: ast.ClassDef | None
+    ) -> Iterator[Function]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef):
+                yield Function(node, file, prefix + node.name, owner, module)
+            elif isinstance(node, ast.ClassDef):
+                yield from inside(node.body, f"{prefix}{node.name}.", node)
+
+    yield from inside(module.body, "", None)
