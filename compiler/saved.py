@@ -48,13 +48,23 @@ def load(folder: str | Path) -> Callable[..., Any]:
             raise PackageError(f"{place / name}: missing or damaged: save again")
     weights = load_file(place / "weights.safetensors")
     constants = {name: weights.pop(name) for name in manifest["constants"]}
-    targets = {name: attrgetter(target)(torch.ops) for name, target in manifest["targets"].items()}
+    targets = {name: _operator(place, target) for name, target in manifest["targets"].items()}
     module = Module(
         (place / "graph.cpp").read_text(), (place / "call.py").read_text(), manifest["problems"],
         manifest["kernels"], constants, targets,
     )  # fmt: skip
     call = module.load(place)
     return _Loaded(call, [weights[name] for name in manifest["weights"]], manifest)
+
+
+def _operator(place: Path, name: str) -> Any:
+    """An operation that PyTorch or a library computes, by its name."""
+    if name.startswith("dlrm."):
+        import compiler.ops  # noqa: F401  # registers them
+    try:
+        return attrgetter(name)(torch.ops)
+    except AttributeError:
+        raise PackageError(f"{place}: {name} is unknown: import the library that has it") from None
 
 
 class _Loaded:
