@@ -95,6 +95,7 @@ def compile_graph(
     frozen: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
+
     def branch(part: fx.GraphModule) -> Callable[..., Any]:
         run = compile_graph(part, (), options, f"{half}, {part._get_name()}")
         single = isinstance(part.graph.output_node().args[0], fx.Node)
