@@ -14,10 +14,24 @@ import torch
 from torch import Tensor
 
 from compiler.mend import effects  # noqa: F401  # registers the operators
-from compiler.mend.branching import both, cond, gate, select, truth
+from compiler.mend.branching import (
+    allclose,
+    as_float,
+    as_int,
+    both,
+    cond,
+    copied,
+    equal,
+    every,
+    gate,
+    item,
+    negate,
+    select,
+    some,
+    truth,
+)
 from compiler.mend.places import place, warn_at
 from compiler.mend.sites import SITES, Later, pack, site
-from compiler.mend.truths import every, item, negate, some
 
 Given = Callable[[], tuple[Any, ...]]
 
@@ -88,6 +102,7 @@ def _now(value: Any) -> Any:
 
 
 __all__ = [
-    *("both", "cond", "emit", "every", "gate", "item", "later", "negate", "place", "select"),
-    *("site", "some", "throw", "trap", "truth", "warn_at"),
+    *("allclose", "as_float", "as_int", "both", "cond", "copied", "emit", "equal", "every", "gate"),
+    *("item", "later", "negate", "place", "select", "site", "some", "throw", "trap", "truth"),
+    *("warn_at",),
 ]
