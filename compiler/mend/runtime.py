@@ -2,6 +2,36 @@
 
 from __future__ import annotations
 
-from compiler.mend.branching import both, cond, gate, select, truth
+from compiler.mend.branching import (
+    allclose,
+    as_float,
+    as_int,
+    both,
+    cond,
+    copied,
+    equal,
+    every,
+    gate,
+    item,
+    negate,
+    select,
+    some,
+    truth,
+)
 
-__all__ = ["both", "cond", "gate", "select", "truth"]
+__all__ = [
+    "allclose",
+    "as_float",
+    "as_int",
+    "both",
+    "cond",
+    "copied",
+    "equal",
+    "every",
+    "gate",
+    "item",
+    "negate",
+    "select",
+    "some",
+    "truth",
+]
