@@ -147,3 +147,86 @@ def capturable(way: Callable[[], Any]) -> bool:
     answer = False
     comptime(try_capture)  # at capture: sets ``answer`` in this frame
     return answer
+
+
+# ── conditions ──
+
+
+def every(*terms: Any, guarded: bool = False) -> Any:
+    """``a and b and c`` as a condition, given as ``every(a, lambda: b, lambda: c)``.
+
+    ``guarded``: later terms may raise, and must run only where Python would run them.
+    """
+    return _terms(terms, guarded, stop=False)
+
+
+def some(*terms: Any, guarded: bool = False) -> Any:
+    """``a or b or c`` as a condition, given as ``some(a, lambda: b, lambda: c)``."""
+    return _terms(terms, guarded, stop=True)
+
+
+def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
+    """Evaluate terms until one is ``stop``; where they are tensors, all of them."""
+    value = terms[0]
+    for term in terms[1:]:
+        if not isinstance(value, Tensor):
+            if bool(value) is stop:
+                return value
+            value = term()
+            continue
+        if guarded:
+            value = _guarded(truth(value), term, stop)
+            continue
+        following = term()
+        if isinstance(following, Tensor):
+            a, b = truth(value), truth(following)
+            value = a | b if stop else a & b
+        elif bool(following) is stop:
+            value = torch.full_like(truth(value), stop)
+    return value
+
+
+def _guarded(value: Tensor, term: Side, stop: bool) -> Any:
+    if stop:
+        return cond(value, lambda: value, lambda: truth(term()))
+    return cond(value, lambda: truth(term()), lambda: value)
+
+
+def negate(c: Any) -> Any:
+    """``not c`` as a condition."""
+    return ~truth(c) if isinstance(c, Tensor) and c.numel() == 1 else not c
+
+
+# ── numbers read out of tensors, kept as 0-dim tensors of the same value ──
+
+
+def item(t: Any) -> Any:
+    """``t.item()``, where it feeds a condition: f64 for floats and i64 for ints, as in Python."""
+    if not isinstance(t, Tensor) or t.numel() != 1:
+        return t.item()  # which raises, for a tensor
+    t = t.detach().reshape(())
+    if t.dtype == torch.bool:
+        return t
+    return t.to(torch.float64 if t.is_floating_point() else torch.int64)
+
+
+def as_float(t: Any) -> Any:
+    """``float(t)``, where it feeds a condition."""
+    return item(t).to(torch.float64) if isinstance(t, Tensor) and t.numel() == 1 else float(t)
+
+
+def as_int(t: Any) -> Any:
+    """``int(t)``, where it feeds a condition or bounds a loop."""
+    return item(t).to(torch.int64) if isinstance(t, Tensor) and t.numel() == 1 else int(t)
+
+
+def equal(a: Any, b: Any) -> Any:
+    """``torch.equal``, where it feeds a condition."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype:
+        return torch.equal(a, b)
+    return False if a.shape != b.shape else (a == b).all()
+
+
+def allclose(a: Any, b: Any, **options: Any) -> Any:
+    """``torch.allclose``, where it feeds a condition."""
+    return torch.isclose(a, b, **options).all()

@@ -314,8 +314,8 @@ def captured(function: ast.FunctionDef) -> set[str]:
     """The names that functions defined inside hold on to: they may be read at any time."""
     found: set[str] = set()
     for node in own_nodes(function.body):
-        if isinstance(node, FUNCTIONS):
-            found |= free(node)
+        if isinstance(node, FUNCTIONS) and not hasattr(node, "effect"):
+            found |= free(node)  # a function with an effect is a side, called at once
     return found
 
 

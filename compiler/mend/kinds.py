@@ -172,6 +172,27 @@ class Scope:
             self._attributes = self._from_class()
         return self._attributes.get(name, Sort.PYTHON if name == "training" else Sort.OBJECT)
 
+    def module_kind(self, callee: ast.expr) -> str:
+        """The name of the class of a module that is called; empty where that is not known."""
+        live = self.live(callee)
+        if isinstance(live, torch.nn.Module):
+            return type(live).__name__ if type(live).__module__.startswith("torch.nn") else ""
+        made = {ast.unparse(c.func).split(".")[-1] for c in self.constructors(callee)}
+        return made.pop() if len(made) == 1 else ""
+
+    def constructors(self, callee: ast.expr) -> list[ast.Call]:
+        """The calls that the class assigns to an attribute of self."""
+        owner, name = self.function.owner, ast.unparse(callee)
+        if owner is None or not name.startswith("self."):
+            return []
+        return [
+            node.value
+            for node in ast.walk(owner)
+            if isinstance(node, ast.Assign)
+            and any(ast.unparse(t) == name for t in node.targets)
+            and isinstance(node.value, ast.Call)
+        ]
+
     def _from_class(self) -> dict[str, Sort]:
         """What the methods of the class assign to attributes of self."""
         found: dict[str, Sort] = {}
