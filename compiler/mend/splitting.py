@@ -18,7 +18,7 @@ from compiler.mend.formatting import formats, pure
 
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp)
 STRUCTURE = (
-    ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp,
+    ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp,
     ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.Attribute,
 )  # fmt: skip
 
@@ -73,6 +73,8 @@ class Splitter:
             return new
         if isinstance(tree, COMPREHENSIONS):
             return self._comprehension(tree)
+        if isinstance(tree, ast.JoinedStr):
+            return self._text(tree)
         if not isinstance(tree, STRUCTURE):
             raise Declined(f"evaluates {ast.unparse(tree)}")
         for name, child in ast.iter_fields(tree):
@@ -81,6 +83,18 @@ class Splitter:
             elif isinstance(child, list) and name != "ops":
                 parts = [self.later(c) if isinstance(c, ast.expr) else c for c in child]
                 setattr(new, name, parts)
+        return new
+
+    def _text(self, tree: ast.JoinedStr) -> ast.JoinedStr:
+        new = copy.copy(tree)
+        new.values = []
+        for part in tree.values:
+            part = copy.copy(part)
+            if isinstance(part, ast.FormattedValue):
+                part.value = self.later(part.value)
+                if isinstance(part.format_spec, ast.JoinedStr):
+                    part.format_spec = self._text(part.format_spec)
+            new.values.append(part)
         return new
 
     def check(self) -> None:

@@ -68,7 +68,9 @@ class Walker:
 
     def run(self) -> None:
         """Walk the whole function."""
-        self.function.node.body = self.block(self.function.node.body, Around())
+        self.function.node.body = self.block(
+            self.function.node.body, Around(catching=self.function.caught)
+        )
 
     # ── statements ──
 
