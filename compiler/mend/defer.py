@@ -49,7 +49,7 @@ def _put_off(walker: Walker) -> None:
         except Declined as reason:
             function.declined(assign.value, Kind.ITEM, str(reason))
             continue
-        site = function.site(call_later(splitter, later, assign), "site")
+        site = function.site(call_later(splitter.values, later, assign), "site")
         assign.value = call("later", site, *splitter.values.values(), at=assign.value)
         function.mended(assign.value, Kind.ITEM, "defer")
 

@@ -157,9 +157,9 @@ class Splitter:
         return new
 
 
-def call_later(splitter: Splitter, body: ast.expr, at: ast.AST) -> ast.Lambda:
+def call_later(values: Iterable[str], body: ast.expr, at: ast.AST) -> ast.Lambda:
     """``lambda values...: body``."""
-    parameters = [ast.copy_location(ast.arg(name), at) for name in splitter.values]
+    parameters = [ast.copy_location(ast.arg(name), at) for name in values]
     arguments = ast.arguments([], parameters, None, [], [], None, [])
     return placed(ast.Lambda(arguments, body), at)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from compiler.mend import calls, cfg
 from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
 from compiler.mend.findings import Kind
-from compiler.mend.function import Function, call, placed
+from compiler.mend.function import RUNTIME, Function, call, placed
 from compiler.mend.flow import Flow
 from compiler.mend.kinds import Scope, Sort
 from compiler.mend.formatting import formats
@@ -306,17 +306,20 @@ class Walker:
         self, helper: str, later: ast.expr, splitter: Splitter, s: ast.stmt, when: ast.expr | None
     ) -> ast.stmt:
         """``_mend.emit(site, values...)`` or ``_mend.trap(when, site, values...)``."""
-        site = self.function.site(call_later(splitter, later, s), "site")
-        values = list(splitter.values.values())
+        values = splitter.values
+        lazy = [n for n, v in values.items() if when is not None and not _ready(v)]
+        order = [n for n in values if n not in lazy] + lazy
+        site = self.function.site(call_later(order, later, s), "site")
         keywords: dict[str, ast.expr] = {}
         if when is not None and helper == "emit":
             keywords["when"] = when
-        if when is not None and not all(isinstance(v, ast.Name) for v in values):
+        if lazy:
             empty = ast.arguments([], [], None, [], [], None, [])
-            keywords["given"] = placed(ast.Lambda(empty, ast.Tuple(values, ast.Load())), s)
-            values = []
+            computed = ast.Tuple([values[n] for n in lazy], ast.Load())
+            keywords["given"] = placed(ast.Lambda(empty, computed), s)
         first = [when] if when is not None and helper == "trap" else []
-        return placed(ast.Expr(call(helper, *first, site, *values, at=s, **keywords)), s)
+        at_once = [values[n] for n in order if n not in lazy]
+        return placed(ast.Expr(call(helper, *first, site, *at_once, at=s, **keywords)), s)
 
     def _splitter(
         self, lazily: bool, replacing: dict[str, ast.expr] | None = None
@@ -370,6 +373,14 @@ class _Named:
 
     def again(self) -> ast.expr:
         return copy.deepcopy(self.test)
+
+
+def _ready(value: ast.expr) -> bool:
+    """Whether a value may be computed where the effect's condition does not hold."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=runtime), attr="place")):
+            return runtime == RUNTIME
+    return isinstance(value, ast.Name)
 
 
 def negated(test: ast.expr) -> ast.expr:
