@@ -195,7 +195,9 @@ class Conditions:
         if effect.masked and effect.level > Level.GATED:
             raise Decline(f"reports, and {effect.reason}")
         atoms = all(isinstance(t, ast.Name | ast.Constant) for t in sides)
-        if effect.level is Level.FREE and sort is Sort.UNKNOWN and not atoms:
+        read = set().union(*(cfg.names(t)[0] for t in sides)) & self.scope.locals
+        harmless = (sort is not Sort.UNKNOWN or atoms) and read <= self.bound
+        if effect.level is Level.FREE and not harmless:
             effect |= GATED
         operands = self.operands(sides) if effect.level is Level.GATED else Operands([])
         test = self.test(tree.test)

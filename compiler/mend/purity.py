@@ -178,7 +178,7 @@ class Purity:
                 return impure("suspends the function")
             case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
                 return GATED | self._all(_comprehended(tree), env)
-            case ast.JoinedStr() | ast.FormattedValue():
+            case ast.JoinedStr() | ast.FormattedValue() | ast.Tuple() | ast.List() | ast.Dict():
                 return GATED | self._all(_children(tree), env)
         return self._all(_children(tree), env)
 

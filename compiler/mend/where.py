@@ -374,7 +374,9 @@ class Branch:
         expressions = self._expressions(outputs)
         operands = self._operands(outputs, effect)
         if expressions is not None:
-            if self.sort is Sort.UNKNOWN and effect.level is Level.FREE:
+            read = set().union(*(cfg.names(t)[0] for t in expressions)) & self.flow.scope.locals
+            sure = read <= self.flow.bound_before(s)  # else evaluating one could raise
+            if effect.level is Level.FREE and (self.sort is Sort.UNKNOWN or not sure):
                 effect |= Effect(Level.GATED)
             made = choice(self.function, test, *expressions, effect, operands, s)
             new = []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from compiler.mend import runtime
+from compiler.mend import cfg, runtime
 from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import RUNTIME
 from compiler.mend.loops import loops
@@ -110,7 +110,8 @@ def outcome(run: Any, inputs: tuple[Any, ...], gradients: bool) -> dict[str, Any
     found["inputs"] = [t.detach().clone() for t in leaves]
     if isinstance(run, nn.Module):
         wanted += list(run.parameters())
-        found["state"] = {k: v.detach().clone() for k, v in run.state_dict().items()}
+        state = run.state_dict().items()
+        found["state"] = {k.removeprefix("_orig_mod."): v.detach().clone() for k, v in state}
     outputs = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
     if outputs and gradients:
         total = sum((t * torch.arange(1, t.numel() + 1).reshape(t.shape)).sum() for t in outputs)
@@ -159,9 +160,9 @@ def statement_lines(function: Callable[..., Any]) -> set[int]:
     """The first lines of a function's statements, but for its docstring."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
-    quiet = ast.FunctionDef | ast.Pass | ast.Global | ast.Nonlocal
+    quiet = ast.Pass | ast.Global | ast.Nonlocal
     found = set()
-    for node in ast.walk(tree):
+    for node in cfg.own_nodes(tree.body[0].body):  # type: ignore[attr-defined]
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.stmt) and not isinstance(node, quiet) and not text:
             found.add(first + node.lineno - 1)

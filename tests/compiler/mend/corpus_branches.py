@@ -34,18 +34,23 @@ def scalar(g: torch.Generator) -> tuple[Tensor]:
     return (torch.randn((), generator=g),)
 
 
+def maybe_mask(g: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    x, mask = pair(g)
+    return x, mask if torch.rand((), generator=g) > 0.5 else None
+
+
 def ids(g: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(4, generator=g), torch.randint(-1, 6, (3,), generator=g)
 
 
 def ints(g: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.randint(-5, 6, (4,), generator=g), torch.randint(-1, 2, (4,), generator=g)
+    return torch.randint(-5, 6, (3,), generator=g), torch.randint(-1, 2, (3,), generator=g)
 
 
 def near(g: torch.Generator) -> tuple[Tensor]:
-    """Zeros and negatives, where roots and logarithms have no finite gradient."""
-    x = torch.randn(4, generator=g)
-    return (x * (torch.rand(4, generator=g) > 0.3) + torch.randint(0, 2, (1,), generator=g),)
+    """Zeros and negatives, where roots and logarithms have no finite gradient; or none of them."""
+    x = torch.randn(4, generator=g) * (torch.rand(4, generator=g) > 0.3)
+    return (x.abs() / 2 + 0.1 if torch.rand((), generator=g) < 0.4 else x,)
 
 
 # ── if and else ──
@@ -250,13 +255,12 @@ def same_condition_twice(x: Tensor) -> Tensor:
 
 @mended(vector)
 def python_then_tensor(x: Tensor, mode: str = "sin") -> Tensor:
+    y = x
     if mode == "sin":
         if x.sum() > 0:
             y = torch.sin(x)
         else:
             y = torch.cos(x)
-    else:
-        y = x
     return y
 
 
@@ -381,7 +385,7 @@ def and_or(x: Tensor, w: Tensor) -> Tensor:
 
 @mended(pair)
 def not_and(x: Tensor, w: Tensor) -> Tensor:
-    if not (x.sum() > 0 and not w.any()):
+    if not (x.sum() > 0 and not (w > 0).all()):
         y = x
     else:
         y = w
@@ -418,21 +422,13 @@ def or_as_value(x: Tensor) -> Tensor:
     return x * s
 
 
-@mended(vector)
+@mended(maybe_mask)
 def optional_mask(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    if mask is not None and mask.any():
+    if mask is not None and (mask > 0).any():
         x = x * mask
     if mask is None or x.sum() > 0:
         x = x + 1
-    return x
-
-
-@mended(pair)
-def optional_mask_given(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    y = x
-    if mask is not None and (mask > 0.5).any():
-        y = y * mask
-    return y + 1
+    return x + (0 if x.sum() > 3 else 1)
 
 
 @mended(pair)
@@ -533,7 +529,7 @@ def division(x: Tensor) -> Tensor:
 @mended(near)
 def overflow(x: Tensor) -> Tensor:
     big = x * 200
-    if big.max() < 80:
+    if big.max() < 85:
         y = torch.exp(big)
     else:
         y = big
