@@ -42,10 +42,8 @@ def select(c: Any, a: Any, b: Any) -> Any:
     """``a if c else b``; for tensors of one kind, ``torch.where``."""
     if not isinstance(c, Tensor):
         return a if c else b
-    if a is b:
-        return a
     if c.numel() == 1 and alike(a, b):
-        return torch.where(truth(c), a, b)
+        return a if a is b else torch.where(truth(c), a, b)
     return a if c else b
 
 

@@ -11,7 +11,7 @@ import copy
 
 from compiler.mend import cfg
 from compiler.mend.flow import Flow
-from compiler.mend.function import call, placed
+from compiler.mend.function import Function, call, placed
 from compiler.mend.kinds import TO_NUMBER, Env, Scope, Sort, sort_of
 from compiler.mend.purity import GATED, Level, Purity
 from compiler.mend.sides import (
@@ -50,6 +50,16 @@ def test_sort(tree: ast.expr, env: Env, scope: Scope) -> Sort:
             return test_sort(tree.value, env, scope)
     sort = sort_of(tree, env, scope)
     return sort if sort in (Sort.TENSOR, Sort.ITEM, Sort.UNKNOWN) else Sort.PYTHON
+
+
+def worth(test: ast.expr, sort: Sort, function: Function) -> bool:
+    """Whether to mend a condition: surely, if on a tensor; else where nobody reads the result."""
+    if sort in (Sort.TENSOR, Sort.ITEM):
+        return True
+    while isinstance(test, ast.UnaryOp):
+        test = test.operand
+    alive = function.names is not None
+    return sort is Sort.UNKNOWN and (alive or not isinstance(test, ast.Name | ast.Attribute))
 
 
 class Conditions:
@@ -185,7 +195,9 @@ class Conditions:
         if effect.masked and effect.level > Level.GATED:
             raise Decline(f"reports, and {effect.reason}")
         atoms = all(isinstance(t, ast.Name | ast.Constant) for t in sides)
-        if effect.level is Level.FREE and sort is Sort.UNKNOWN and not atoms:
+        read = set().union(*(cfg.names(t)[0] for t in sides)) & self.scope.locals
+        harmless = (sort is not Sort.UNKNOWN or atoms) and read <= self.bound
+        if effect.level is Level.FREE and not harmless:
             effect |= GATED
         operands = self.operands(sides) if effect.level is Level.GATED else Operands([])
         test = self.test(tree.test)
@@ -229,16 +241,15 @@ class _Values(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         sort = test_sort(node.test, self.c.env, self.c.scope)
-        test = node.test
-        node = placed(ast.IfExp(test, self.visit(node.body), self.visit(node.orelse)), node)
-        if sort is Sort.PYTHON:
-            node.test = self.visit(test)
+        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        if not worth(node.test, sort, self.c.function):
+            node.test = self.visit(node.test)
             return node
         return self.c.conditional(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         sorts = [self.c.sort(v) for v in node.values[:-1]]
-        if not any(s in (Sort.TENSOR, Sort.UNKNOWN, Sort.ITEM) for s in sorts):
+        if not any(s in (Sort.TENSOR, Sort.ITEM) for s in sorts):
             return self.generic_visit(node)
         if Sort.ITEM in sorts:
             raise Decline("a Python value that depends on a tensor is used as a value")

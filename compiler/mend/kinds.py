@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -170,7 +170,8 @@ class Scope:
             if hasattr(instance, name):
                 return of_object(getattr(instance, name))
         if self._attributes is None:
-            self._attributes = self._from_class()
+            self._attributes = {}
+            self._from_class(self._attributes)
         return self._attributes.get(name, Sort.PYTHON if name == "training" else Sort.OBJECT)
 
     def module_kind(self, callee: ast.expr) -> str:
@@ -183,49 +184,47 @@ class Scope:
 
     def constructors(self, callee: ast.expr) -> list[ast.Call]:
         """The calls that the class assigns to an attribute of self."""
-        owner, name = self.function.owner, ast.unparse(callee)
-        if owner is None or not name.startswith("self."):
-            return []
-        return [
-            node.value
-            for node in ast.walk(owner)
-            if isinstance(node, ast.Assign)
-            and any(ast.unparse(t) == name for t in node.targets)
-            and isinstance(node.value, ast.Call)
-        ]
+        match callee:
+            case ast.Attribute(value=ast.Name(id=me), attr=name) if me == self.self_name:
+                values = [v for n, v in self._assignments() if n == name]
+                return [v for v in values if isinstance(v, ast.Call)]
+        return []
 
-    def _from_class(self) -> dict[str, Sort]:
-        """What the methods of the class assign to attributes of self."""
-        found: dict[str, Sort] = {}
-        owner = self.function.owner
-        methods = [m for m in owner.body if isinstance(m, ast.FunctionDef)] if owner else []
-        for method in methods:
-            if not method.args.args:
-                continue
-            me = method.args.args[0].arg
-            env = _parameter_sorts(method, numbers=True)
-            for node in cfg.own_nodes(method.body):
-                match node:
-                    case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=own)) as target]):
-                        value = node.value
-                    case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id=own)) as target):
-                        value = node.annotation
-                    case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id=own), attr="register_buffer" | "register_parameter"),
-                        args=[ast.Constant(value=str() as name), *_],
-                    ) if own == me:
-                        found[name] = Sort.TENSOR
-                        continue
-                    case _:
-                        continue
-                if own != me:
-                    continue
-                if value is getattr(node, "annotation", None):
-                    sort = of_annotation(value)
-                else:
-                    sort = self._initial(value, env)
-                found[target.attr] = found[target.attr] | sort if target.attr in found else sort
+    def _owners(self) -> list[ast.ClassDef]:
+        """The class and those of its bases that the file defines, bases first."""
+        found: list[ast.ClassDef] = []
+
+        def visit(owner: ast.ClassDef) -> None:
+            for base in owner.bases:
+                for node in self.function.module.body if self.function.module else ():
+                    if isinstance(node, ast.ClassDef) and node.name == ast.unparse(base):
+                        if node is not owner:
+                            visit(node)
+            found.append(owner)
+
+        if self.function.owner is not None:
+            visit(self.function.owner)
         return found
+
+    def _assignments(self) -> Iterator[tuple[str, ast.expr | None]]:
+        """What methods of the class assign to attributes of self; None: a tensor is registered."""
+        for owner in self._owners():
+            for method in owner.body:
+                if isinstance(method, ast.FunctionDef) and method.args.args:
+                    me = method.args.args[0].arg
+                    for node in cfg.own_nodes(method.body):
+                        yield from _attribute_assignments(node, me)
+
+    def _from_class(self, found: dict[str, Sort]) -> None:
+        """The sorts of what the methods of the class assign to attributes of self."""
+        env: Env = {}
+        for owner in self._owners():
+            for method in owner.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    env.update(_parameter_sorts(method, numbers=True))
+        for name, value in self._assignments():
+            sort = Sort.TENSOR if value is None else self._initial(value, env)
+            found[name] = found[name] | sort if name in found else sort
 
     def _initial(self, value: ast.expr, env: Env) -> Sort:
         if isinstance(value, ast.Call):
@@ -247,6 +246,28 @@ class Scope:
             if isinstance(node, ast.ClassDef) and node.name == callee.id:
                 return any("Module" in ast.unparse(base) for base in node.bases)
         return False
+
+
+def _attribute_assignments(node: ast.AST, me: str) -> Iterator[tuple[str, ast.expr | None]]:
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id=own), attr="register_buffer" | "register_parameter"),
+            args=[ast.Constant(value=str() as name), *_],
+        ) if own == me:
+            yield name, None
+        case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id=own), attr=name)) if own == me:
+            tensor = of_annotation(node.annotation) is Sort.TENSOR
+            if tensor or node.value is not None:
+                yield name, None if tensor else node.value
+        case ast.Assign():
+            for target in node.targets:
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                for one, value in pairs:
+                    match one:
+                        case ast.Attribute(value=ast.Name(id=own), attr=name) if own == me:
+                            yield name, value
 
 
 def _qualified(live: Any) -> str:

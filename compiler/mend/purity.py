@@ -110,7 +110,13 @@ class Purity:
                 return effect | self.suite(s.body) | self.suite(s.orelse)
             case ast.FunctionDef() if hasattr(s, "effect"):
                 return s.effect  # of a side, made by mending
+            case ast.With() if all(self._plain_context(i) for i in s.items):
+                return GATED | self.suite(s.body)
         return impure(WORDS.get(type(s), f"holds a {type(s).__name__.lower()} statement"))
+
+    def _plain_context(self, item: ast.withitem) -> bool:
+        full = self.scope.dotted(getattr(item.context_expr, "func", item.context_expr))
+        return full in ("torch.no_grad", "torch.enable_grad") and item.optional_vars is None
 
     def _target(self, target: ast.expr, env: Env) -> Effect:
         match target:
@@ -172,7 +178,7 @@ class Purity:
                 return impure("suspends the function")
             case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
                 return GATED | self._all(_comprehended(tree), env)
-            case ast.JoinedStr() | ast.FormattedValue():
+            case ast.JoinedStr() | ast.FormattedValue() | ast.Tuple() | ast.List() | ast.Dict():
                 return GATED | self._all(_children(tree), env)
         return self._all(_children(tree), env)
 
@@ -242,6 +248,8 @@ class Purity:
                 if sort_of(tree.args[0], env, self.scope) is Sort.TENSOR:
                     return impure(f"reads a tensor's value through {full}()")
                 return GATED
+            if full == "print" or full.startswith(("logging.", "warnings.")):
+                return impure("prints" if full == "print" else f"calls {full}()")
             if full in PURE_BUILTINS or full.startswith("math."):
                 return GATED
             if full in ("locals", "vars", "eval", "exec", "globals"):
@@ -255,10 +263,11 @@ class Purity:
                 return base | self._method(callee, sort, tree, env)
             if sort is Sort.PYTHON:
                 return base | GATED
-            if sort is Sort.OBJECT and isinstance(callee.value, ast.Name):
-                name = callee.value.id
-                if callee.attr in PURE_CONTAINER_METHODS or name in self.owned:
+            if sort is Sort.OBJECT and callee.attr in CONTAINER_METHODS:
+                root = callee.value.id if isinstance(callee.value, ast.Name) else None
+                if callee.attr in PURE_CONTAINER_METHODS or root in self.owned:
                     return base | GATED
+                return impure(f".{callee.attr}() may change {ast.unparse(callee.value)}")
         return self._users(callee, env)
 
     def _runtime(self, tree: ast.Call) -> Effect:

@@ -17,7 +17,7 @@ import copy
 from collections.abc import Iterator, Sequence
 
 from compiler.mend import cfg
-from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
+from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, worth
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.function import Function, call, placed
@@ -74,6 +74,7 @@ class Attempt:
     def run(self) -> dict[Place, str]:
         """Rewrite the copy; the places that turned out not to be mendable."""
         self._mark()
+        self._keep_numbers()
         completion = Completion(self.function.node, self._wanted)
         completion.run()
         for s in completion.too_long:
@@ -107,6 +108,27 @@ class Attempt:
         for s in cfg.own_nodes(self.function.node.body):
             if isinstance(s, ast.If | ast.While):
                 s.sort = test_sort(s.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[union-attr]
+
+    def _keep_numbers(self) -> None:
+        """Numbers read out of tensors that only conditions read stay tensors."""
+        body = self.function.node.body
+        tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self._wanted(s)]
+        tests += [
+            n.test for n in cfg.own_nodes(body)
+            if isinstance(n, ast.IfExp) and not isinstance(n, ast.If)
+        ]  # fmt: skip
+        for s in list(cfg.own_nodes(body)):
+            match s:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    sort = sort_of(value, self.flow.sorts(s), self.flow.scope)
+                    if sort is Sort.ITEM and only_compared(name, body, tests, self.flow):
+                        c = Conditions(self.flow, s)
+                        try:
+                            s.value = c.number(value)
+                        except (Decline, NeedsStatement):
+                            continue
+                        for tree in c.seen:
+                            self.function.mended(tree, Kind.ITEM, "where")
 
     def _wanted(self, s: ast.If) -> bool:
         """Whether a branch is to be mended."""
@@ -352,7 +374,9 @@ class Branch:
         expressions = self._expressions(outputs)
         operands = self._operands(outputs, effect)
         if expressions is not None:
-            if self.sort is Sort.UNKNOWN and effect.level is Level.FREE:
+            read = set().union(*(cfg.names(t)[0] for t in expressions)) & self.flow.scope.locals
+            sure = read <= self.flow.bound_before(s)  # else evaluating one could raise
+            if effect.level is Level.FREE and (self.sort is Sort.UNKNOWN or not sure):
                 effect |= Effect(Level.GATED)
             made = choice(self.function, test, *expressions, effect, operands, s)
             new = []
@@ -431,14 +455,40 @@ class Branch:
 # ── helpers ──
 
 
-def worth(test: ast.expr, sort: Sort, function: Function) -> bool:
-    """Whether to mend a condition: surely, if on a tensor; else where nobody reads the result."""
-    if sort in (Sort.TENSOR, Sort.ITEM):
-        return True
-    while isinstance(test, ast.UnaryOp):
-        test = test.operand
-    alive = function.names is not None
-    return sort is Sort.UNKNOWN and (alive or not isinstance(test, ast.Name | ast.Attribute))
+def only_compared(
+    name: str, body: Sequence[ast.stmt], tests: Sequence[ast.expr], flow: Flow
+) -> bool:
+    """Whether a name is bound once, and read only where conditions compare it with numbers."""
+    every = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name]
+    if sum(isinstance(n.ctx, ast.Store) for n in every) != 1:
+        return False
+    read: set[int] = set()
+
+    def visit(tree: ast.expr) -> bool:
+        """Whether the condition or number is made of numbers and comparisons only."""
+        match tree:
+            case ast.Name():
+                read.add(id(tree))
+                return True
+            case ast.Constant():
+                return True
+            case ast.Compare(ops=[op]) if not isinstance(op, ast.In | ast.NotIn):
+                return visit(tree.left) and visit(tree.comparators[0])
+            case ast.BoolOp():
+                return all([_free_of(v, name) or visit(v) for v in tree.values])
+            case ast.UnaryOp(op=ast.Not() | ast.USub()):
+                return visit(tree.operand)
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
+                return visit(tree.left) and visit(tree.right)
+        return _free_of(tree, name) and sort_of(tree, {}, flow.scope) is Sort.PYTHON
+
+    good = [visit(test) for test in tests if not _free_of(test, name)]
+    loads_ = [n for n in every if isinstance(n.ctx, ast.Load)]
+    return all(good) and all(id(n) in read for n in loads_)
+
+
+def _free_of(tree: ast.expr, name: str) -> bool:
+    return not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree))
 
 
 def asks_for_truth(s: ast.stmt, flow: Flow) -> bool:
