@@ -12,13 +12,12 @@ Pass = Callable[[Function], None]
 
 
 def passes() -> Sequence[Pass]:
-    """In order: exceptions and effects first, which leave branches that are free of them."""
+    """In order: exceptions and effects first, which leave branches and loops free of them."""
     from compiler.mend.defer import defer
-    from compiler.mend.loops import loops
     from compiler.mend.trap import trap
     from compiler.mend.where import where
 
-    return (trap, defer, where, loops)
+    return (trap, defer, where)
 
 
 def mend(function: Function) -> list[Finding]:

@@ -1,0 +1,25 @@
+"""Branches on tensors: mended where they can be, left alone where not, behaviour never changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compiler.mend import corpus_branches
+from tests.compiler.mend.branch_cases import Case, Mended, check, mend_module
+
+CASES = corpus_branches.CASES
+
+
+@pytest.fixture(scope="module")
+def mended() -> Mended:
+    return mend_module(corpus_branches)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_case(case: Case, mended: Mended) -> None:
+    check(case, mended)
+
+
+def test_corpus_is_large() -> None:
+    assert sum(c.declined is None for c in CASES) >= 60
+    assert sum(c.declined is not None for c in CASES) >= 30
