@@ -66,7 +66,8 @@ def decode(code: CodeType) -> Decoded:
         position = instruction.positions
         line = (position and position.lineno) or line
         if instruction.opname in ("KW_NAMES", "PRECALL"):
-            names = instruction.argval if instruction.opname == "KW_NAMES" else names
+            if instruction.opname == "KW_NAMES":
+                names = code.co_consts[instruction.arg or 0]
             start = instruction.offset if start < 0 else start
             continue
         target = _target(real, k)
