@@ -45,7 +45,8 @@ class Guards:
                 text=f"{source.text} == {constant!r:.60}",
             )  # fmt: skip
         else:
-            name = self.constants.name(constant)
+            plain = type(constant) is int
+            name = repr(constant) if plain else self.constants.keep(constant)
             self.add(
                 f"same({{}}, {name})", source, text=f"{source.text} == {constant!r:.60}"
             )

@@ -685,6 +685,6 @@ if __name__ == "__main__":
             check(function, args)
         except Exception as error:
             failed += 1
-            print(f"{function.__name__}: {type(error).__name__}: {error}")
+            print(f"{function.__name__}: {type(error).__name__}: {str(error)[:600]}")
     print(f"{len(CASES) - failed} of {len(CASES)} on Python {sys.version.split()[0]}")
     sys.exit(bool(failed))
