@@ -15,8 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from pure import Base, Config, Manager, shown  # type: ignore  # noqa
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.compiler.capture.pure import Base, Config, Manager, shown  # noqa
 
 CASES: list[tuple[Any, tuple[Any, ...], bool]] = []
 TOLD: list[str] = []
