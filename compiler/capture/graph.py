@@ -53,7 +53,7 @@ class CapturedGraph:
     def __init__(self, trace: Trace, unit: Unit) -> None:
         self.trace, self.unit = trace, unit
         self.graph = fx.Graph()
-        self.shapes = ShapeEnv()
+        self.shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self.shapes)
         self.inputs: list[Input] = []
         self.arguments: list[tuple[Source, fx.Node, Any]] = []  # of the graph, in order
