@@ -69,6 +69,9 @@ class CapturedGraph:
         op = "call_method" if method else "call_function"
         return self.graph.create_node(op, target, args, kwargs)
 
+    def operations(self) -> int:
+        return sum(node.op.startswith("call") for node in self.graph.nodes)
+
     def _placeholder(self, name: str, example: Any, source: Source) -> fx.Node:
         with self.graph.inserting_after(self._anchor):
             node = self.graph.placeholder(_identifier(name))
@@ -222,7 +225,7 @@ class CapturedGraph:
             number = isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat)
             if number and not node.users and node.op != "placeholder":
                 self.graph.erase_node(node)
-        operations = sum(node.op.startswith("call") for node in self.graph.nodes)
+        operations = self.operations()
         if not operations:
             self._guard_tensors()
             if outputs:

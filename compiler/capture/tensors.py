@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from compiler.capture import managers, modules
+from compiler.capture import managers, modules, state
 from compiler.capture.extension import Extension, GraphCall
 from compiler.capture.graph import CapturedGraph
 from compiler.capture.sources import Source
@@ -444,6 +444,16 @@ class Tensors(Extension):
 
     def last_effects(self, rebuild: Rebuild) -> None:
         self.modes.last_effects(rebuild)
+
+    def operations(self) -> int:
+        return self.graph.operations()
+
+    def calling(self, call: str, rebuild: Rebuild) -> list[str]:
+        if not self.modes.used:
+            return [call]
+        name = rebuild.trace.constants.name(self.modes.before)
+        restore = f"{rebuild.trace.constants.name(state.restore)}({name})"
+        return ["try:", f"    {call}", "except BaseException:", f"    {restore}", "    raise"]
 
     def called(self, module: Any) -> None:
         modules.guard_hooks(self, module)
