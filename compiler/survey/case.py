@@ -1,0 +1,54 @@
+"""A case: a small function or module, its inputs, and what mending should make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Arguments = tuple[Any, ...]
+FAMILIES = ("where", "trap", "defer", "loops", "item", "mixed", "recsys", "decline")
+EXPECTED = ("mended", "declined", "whole")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``make`` returns a fresh callable and the arguments of each call, in order.
+
+    * ``expect``: mended (breaks before, whole after), declined (breaks before and after, perhaps
+      fewer), whole (no break, before or after). Whatever is expected, behaviour must not change.
+    * ``why``: for a declined case, a piece of the reason that mending must give.
+
+    The first call must not raise: breaks are counted on it. Later ones may.
+    """
+
+    name: str
+    family: str
+    make: Callable[[], tuple[Callable[..., Any], list[Arguments]]]
+    expect: str = "mended"
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("family", FAMILIES), ("expect", EXPECTED)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"case {self.name!r}: {name} {getattr(self, name)!r} is none of "
+                    f"{', '.join(allowed)}"
+                )
+
+
+def of(
+    target: Any,
+    *inputs: Callable[[], Arguments],
+    family: str,
+    expect: str = "mended",
+    name: str = "",
+    why: str = "",
+) -> Case:
+    """A case for a function, or for a module's class, which each run instantiates anew."""
+
+    def make() -> tuple[Callable[..., Any], list[Arguments]]:
+        made = target() if isinstance(target, type) else target
+        return made, [arguments() for arguments in inputs]
+
+    return Case(name or target.__name__, family, make, expect, why)
