@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 import re
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from compiler.survey.case import call
 from compiler.survey.effects import recording
 from compiler.survey.observe import Observed, observe
 
@@ -24,8 +27,10 @@ LOGGERS = tuple(
     f"torch._dynamo.{module}.__graph_breaks" for module in ("symbolic_convert", "convert_frame")
 )
 DYNAMO_ERRORS = (torch._dynamo.exc.TorchDynamoException,)
-_PLACE = re.compile(r"in user code at (.+?):(\d+)\n(?:Graph Break Reason: )?(.*)")
+_PLACE = re.compile(r"Graph break.* in user code at (.+?):(\d+)\nGraph Break Reason: ")
+_SKIPPED = re.compile(r"Graph break: torch.compile cannot properly resume")
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
+_LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Dynamo:
     """What TorchDynamo made of some calls.
 
     * ``graphs``: of the first call. ``breaks``: each that was met, in all calls.
-    * ``whole``: all calls ran with ``fullgraph=True``. ``refused``: why not.
+    * ``whole``: no breaks, and all calls ran with ``fullgraph=True`` (which alone would not do: it
+      captures ``item()``, where the default breaks). ``refused``: why not.
     """
 
     graphs: int = 0
@@ -71,16 +77,28 @@ class _Listener(logging.Handler):
         text = record.getMessage()
         found = _PLACE.search(text)
         if found:
-            file, line, reason = found[1], int(found[2]), found[3]
+            frames = [(found[1], found[2]), *_FRAME.findall(text)]
+        elif _SKIPPED.search(text):
             frames = _FRAME.findall(text)
-            if frames and _inside(file):  # the user's line that called into a library
-                mine = [frame for frame in frames if not _inside(frame[0])]
-                file, line = (mine[-1][0], int(mine[-1][1])) if mine else (file, line)
-            self.breaks.append(Break(file, line, reason.strip()))
+        else:
+            return
+        mine = [(file, line) for file, line in frames if not _inside(file)]
+        if mine:  # else a break inside a library that its caller's break has led to
+            self.breaks.append(Break(mine[-1][0], int(mine[-1][1]), _reason(text)))
+
+
+def _reason(text: str) -> str:
+    """TorchDynamo's name of the break and its explanation, in one line."""
+    body = text.split("Graph Break Reason: ", 1)[-1].split("\n  Hint:")[0].split("\n")
+    told = [line.strip() for line in body if line.strip()]
+    if len(told) > 1 and told[0].endswith((":", "encountered:")):
+        del told[0]  # at which instruction
+    return ": ".join(told[:2]).replace("Explanation: ", "")
 
 
 def _inside(file: str) -> bool:
-    return "/torch/" in file or "/compiler/mend/" in file
+    """Whether a file is of Python, PyTorch or the mending: no place of a user's."""
+    return file.startswith((*_LIBRARIES, "<")) or "/compiler/mend/" in file
 
 
 @contextmanager
@@ -113,7 +131,7 @@ def breaks_of(make: Make) -> Dynamo:
     for k, args in enumerate(calls):
         with recording(), listening() as heard:
             try:
-                explained = torch._dynamo.explain(function)(*args)
+                explained = call(torch._dynamo.explain(function), args)
                 if k == 0:
                     found.graphs = explained.graph_count
             except Exception as error:
@@ -123,7 +141,7 @@ def breaks_of(make: Make) -> Dynamo:
     found.breaks = list(dict.fromkeys(found.breaks))
     try:
         whole(make)
-        found.whole = True
+        found.whole = not found.breaks
     except DYNAMO_ERRORS as error:
         found.refused = str(error).strip().split("\n")[0]
     torch._dynamo.reset()

@@ -7,8 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 Arguments = tuple[Any, ...]
-FAMILIES = ("where", "trap", "defer", "loops", "item", "mixed", "recsys", "decline")
+class Keywords(dict[str, Any]):
+    """Keyword arguments: may stand last in a call's arguments."""
+
+
+def call(function: Callable[..., Any], arguments: Arguments) -> Any:
+    """``function(*arguments)``, where the last may be Keywords.
+
+    >>> call(pow, (2, Keywords(exp=3)))
+    8
+    """
+    if arguments and isinstance(arguments[-1], Keywords):
+        return function(*arguments[:-1], **arguments[-1])
+    return function(*arguments)
+
+
+FAMILIES = ("where", "trap", "defer", "loops", "item", "mixed", "recsys", "decline", "model")
 EXPECTED = ("mended", "declined", "whole")
+
+
+class SurveyError(ValueError):
+    """Bad input: the message names the argument and the mend."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +37,8 @@ class Case:
     * ``expect``: mended (breaks before, whole after), declined (breaks before and after, perhaps
       fewer), whole (no break, before or after). Whatever is expected, behaviour must not change.
     * ``why``: for a declined case, a piece of the reason that mending must give.
+    * ``needs``: packages as pip names them; the case is skipped where one is missing.
+    * ``rtol``, ``atol``: how near results and gradients must be to those of eager mode.
 
     The first call must not raise: breaks are counted on it. Later ones may.
     """
@@ -27,6 +48,9 @@ class Case:
     make: Callable[[], tuple[Callable[..., Any], list[Arguments]]]
     expect: str = "mended"
     why: str = ""
+    needs: tuple[str, ...] = ()
+    rtol: float = 1.3e-6
+    atol: float = 1e-5
 
     def __post_init__(self) -> None:
         for name, allowed in (("family", FAMILIES), ("expect", EXPECTED)):

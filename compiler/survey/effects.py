@@ -44,7 +44,7 @@ class _Handler(logging.Handler):
 def recording() -> Iterator[list[Effect]]:
     """Collect the effects of what runs inside, in order; nothing reaches the terminal.
 
-    Log levels hold as they are set. Warnings from inside PyTorch do not count: compiling gives
+    The root logger's level is INFO meanwhile; others hold as they are set. Warnings from inside PyTorch do not count: compiling gives
     some that running does not.
     """
     effects: list[Effect] = []
@@ -56,7 +56,9 @@ def recording() -> Iterator[list[Effect]]:
             effects.append(("warning", category.__name__, str(message)))
 
     root, handler = logging.getLogger(), _Handler(effects)
+    level = root.level
     root.addHandler(handler)
+    root.setLevel(logging.INFO)
     try:
         with (
             warnings.catch_warnings(),
@@ -68,6 +70,7 @@ def recording() -> Iterator[list[Effect]]:
             yield effects
     finally:
         root.removeHandler(handler)
+        root.setLevel(level)
 
 
 _SEPARATOR = "\\" if sys.platform == "win32" else "/"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from compiler.survey.case import call
 from compiler.survey.effects import Effect, recording
 
 
@@ -59,7 +60,7 @@ def _one(
     let: tuple[type[BaseException], ...],
 ) -> Observed:
     named = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
-    leaves = {f"input {k}": x for k, x in enumerate(tree_leaves(args)) if _is_leaf(x)}
+    leaves = {f"input {k}": x for k, x in enumerate(tree_leaves(plain(args))) if _is_leaf(x)}
     wanted = {**named, **leaves}
     for tensor in wanted.values():
         tensor.grad = None
@@ -67,7 +68,7 @@ def _one(
     outcome: Any
     with recording() as effects:
         try:
-            result = function(*args)
+            result = call(function, args)
             if backward:
                 _backward(result)
             outcome = copied(result)

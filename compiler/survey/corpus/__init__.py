@@ -18,3 +18,6 @@ def cases() -> list[Case]:
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         found += importlib.import_module(f"{__name__}.{module.name}").CASES
     return found
+
+
+CASES: tuple[Case, ...] = tuple(cases())

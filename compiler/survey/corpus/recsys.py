@@ -335,7 +335,7 @@ CASES: tuple[Case, ...] = tuple(
         (probability_clamped, "mended", (
             lambda: (_leaf(tensor([0.1, 0.9])),), lambda: (_leaf(tensor([-0.1, 0.9])),),
             lambda: (_leaf(tensor([0.1, 1.9])),))),
-        (labels_checked, "mended", (
+        (labels_checked, "whole", (
             lambda: (randn(2, requires_grad=True), tensor([0.0, 1])),
             lambda: (randn(2, requires_grad=True), tensor([0.0, 2])))),
         (positive_weight, "mended", (

@@ -1,0 +1,143 @@
+"""One case, run in each way; what is counted and compared. Read this first.
+
+    way              front end     source
+    dynamo           TorchDynamo   as it is
+    mended           TorchDynamo   mended
+    capture          ours          as it is
+    mended capture   ours          mended
+    reordered        TorchDynamo   as it is, with ``reorderable_logging_functions``
+
+Each way gets a fresh callable and the same calls in the same order, and must show what eager mode
+shows: results or exceptions, effects in order, gradients, changed inputs and buffers. Graphs are
+run as captured (backend ``eager``), so that a difference is the front end's or the mending's;
+mended graphs run through AOTAutograd too, as that is where effects could change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compiler.mend.findings import Finding
+from compiler.survey.breaks import DYNAMO_ERRORS, Make, breaks_of
+from compiler.survey.case import Case
+from compiler.survey.kinds import graphmend_fixes, kind_of
+from compiler.survey.observe import Observed, differences, observe
+from compiler.survey.ours import captured
+from compiler.survey.ways import Mended, reordering
+
+WAYS = ("dynamo", "mended", "capture", "mended capture", "reordered")
+
+
+@dataclass
+class Way:
+    """One way's figures. ``differs``: what was not as in eager mode."""
+
+    graphs: int
+    breaks: list[str]  # file:line: reason
+    kinds: list[str]  # of each break
+    whole: bool
+    refused: str = ""
+    differs: list[str] = field(default_factory=list)
+    graphmend: list[str] = field(default_factory=list)  # file:line of breaks that it would fix
+
+
+@dataclass
+class Row:
+    """A line of the survey."""
+
+    group: str
+    name: str
+    family: str
+    expect: str
+    ways: dict[str, Way] = field(default_factory=dict)
+    mended_eager_differs: list[str] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str = ""
+    failed: str = ""
+
+    @property
+    def differs(self) -> list[str]:
+        """All differences from eager mode, each with its way."""
+        said = [f"mended, run eagerly: {text}" for text in self.mended_eager_differs]
+        for name, way in self.ways.items():
+            if name != "reordered":  # not ours to answer for
+                said += [f"{name}: {text}" for text in way.differs]
+        return said
+
+    @property
+    def fate(self) -> str:
+        """What became of it: mended, declined or whole, as in ``Case.expect``; or failed."""
+        if self.failed:
+            return "failed"
+        before, after = self.ways["dynamo"], self.ways["mended"]
+        if before.whole:
+            return "whole" if after.whole else "hurt"
+        return "mended" if after.whole else "declined"
+
+
+def measure(
+    case: Case, group: str, ways: Sequence[str] = WAYS, backward: bool = True,
+    rtol: float = 1.3e-6, atol: float = 1e-5,
+) -> Row:  # fmt: skip
+    """Run a case in each of ``ways`` and compare it with eager mode."""
+    row = Row(group, case.name, case.family, case.expect)
+
+    def make() -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]:
+        torch.manual_seed(0)
+        return case.make()
+
+    function, calls = make()
+    expected = observe(function, calls, backward=backward)
+
+    def compare(found: Sequence[Observed]) -> list[str]:
+        return differences(found, expected, rtol, atol)
+
+    mended = Mended(make)
+    if "mended" in ways or "mended capture" in ways:
+        function, calls = mended()
+        row.findings = [_finding(f) for f in mended.findings]
+        row.mended_eager_differs = compare(observe(function, calls, backward=backward))
+    for way in ways:
+        source: Make = mended if way.startswith("mended") else make
+        if way.endswith("capture"):
+            row.ways[way] = captured(source, compare, backward)
+        elif way == "reordered":
+            with reordering():
+                row.ways[way] = _dynamo(source, compare, backward, "eager")
+        else:
+            backend = "aot_eager" if way == "mended" else "eager"
+            row.ways[way] = _dynamo(source, compare, backward, backend)
+    return row
+
+
+def _dynamo(
+    make: Make, compare: Callable[[Sequence[Observed]], list[str]], backward: bool, backend: str
+) -> Way:
+    found = breaks_of(make)
+    torch._dynamo.reset()
+    function, calls = make()
+    compiled = torch.compile(function, backend=backend, fullgraph=found.whole)
+    try:
+        differs = compare(observe(compiled, calls, function, backward, let=DYNAMO_ERRORS))
+    except DYNAMO_ERRORS as error:
+        differs = [f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"]
+    torch._dynamo.reset()
+    places = found.places
+    return Way(
+        found.graphs, [str(b) for b in places], [kind_of(b) for b in places], found.whole,
+        found.refused, differs, [f"{b.file}:{b.line}" for b in places if graphmend_fixes(b)],
+    )  # fmt: skip
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {
+        "place": f"{found.file}:{found.line}",
+        "function": found.function,
+        "kind": found.kind.value,
+        "how": found.how,
+        "reason": found.reason,
+    }

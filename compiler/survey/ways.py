@@ -1,0 +1,44 @@
+"""The ways to run a case: as it is or mended, through TorchDynamo or our capture."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compiler.mend.findings import Finding
+from compiler.survey.breaks import Make
+
+
+@dataclass
+class Mended:
+    """A maker of mended callables, and what mending found in the last one."""
+
+    make_original: Make
+    findings: list[Finding] = field(default_factory=list)
+
+    def __call__(self) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
+        from compiler.mend.live import mend_callable
+
+        function, calls = self.make_original()
+        result = mend_callable(function)
+        self.findings = list(result.findings)
+        return result, list(calls)
+
+
+@contextmanager
+def reordering() -> Iterator[None]:
+    """TorchDynamo's own answer to effects: these functions run after the graph, if it can."""
+    functions = {builtins.print, warnings.warn}
+    functions |= {
+        getattr(logging.Logger, name)
+        for name in ("debug", "info", "warning", "error", "critical", "exception", "log")
+    }
+    with torch._dynamo.config.patch(reorderable_logging_functions=functions):
+        yield
