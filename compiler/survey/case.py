@@ -38,6 +38,7 @@ class Case:
       fewer), whole (no break, before or after). Whatever is expected, behaviour must not change.
     * ``why``: for a declined case, a piece of the reason that mending must give.
     * ``needs``: packages as pip names them; the case is skipped where one is missing.
+    * ``backward``: compare gradients too.
     * ``rtol``, ``atol``: how near results and gradients must be to those of eager mode.
 
     The first call must not raise: breaks are counted on it. Later ones may.
@@ -49,6 +50,7 @@ class Case:
     expect: str = "mended"
     why: str = ""
     needs: tuple[str, ...] = ()
+    backward: bool = True
     rtol: float = 1.3e-6
     atol: float = 1e-5
 

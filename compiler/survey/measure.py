@@ -79,10 +79,7 @@ class Row:
         return "mended" if after.whole else "declined"
 
 
-def measure(
-    case: Case, group: str, ways: Sequence[str] = WAYS, backward: bool = True,
-    rtol: float = 1.3e-6, atol: float = 1e-5,
-) -> Row:  # fmt: skip
+def measure(case: Case, group: str, ways: Sequence[str] = WAYS) -> Row:
     """Run a case in each of ``ways`` and compare it with eager mode."""
     row = Row(group, case.name, case.family, case.expect)
 
@@ -91,26 +88,26 @@ def measure(
         return case.make()
 
     function, calls = make()
-    expected = observe(function, calls, backward=backward)
+    expected = observe(function, calls, backward=case.backward)
 
     def compare(found: Sequence[Observed]) -> list[str]:
-        return differences(found, expected, rtol, atol)
+        return differences(found, expected, case.rtol, case.atol)
 
     mended = Mended(make)
     if "mended" in ways or "mended capture" in ways:
         function, calls = mended()
         row.findings = [_finding(f) for f in mended.findings]
-        row.mended_eager_differs = compare(observe(function, calls, backward=backward))
+        row.mended_eager_differs = compare(observe(function, calls, backward=case.backward))
     for way in ways:
         source: Make = mended if way.startswith("mended") else make
         if way.endswith("capture"):
-            row.ways[way] = captured(source, compare, backward)
+            row.ways[way] = captured(source, compare, case.backward)
         elif way == "reordered":
             with reordering():
-                row.ways[way] = _dynamo(source, compare, backward, "eager")
+                row.ways[way] = _dynamo(source, compare, case.backward, "eager")
         else:
             backend = "aot_eager" if way == "mended" else "eager"
-            row.ways[way] = _dynamo(source, compare, backward, backend)
+            row.ways[way] = _dynamo(source, compare, case.backward, backend)
     return row
 
 
