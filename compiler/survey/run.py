@@ -35,6 +35,8 @@ TITLES = {
 
 def survey(given: argparse.Namespace) -> int:
     """Run what the command line asks for; the exit code."""
+    if given.rounds < 1:
+        raise SurveyError(f"--rounds {given.rounds}: must be at least 1")
     groups = _chosen(given)
     if not any(groups.values()):
         raise SurveyError(f"--only {given.only}: no case has that in its name")

@@ -5,15 +5,29 @@ from __future__ import annotations
 import builtins
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from compiler.capture import capture
 from compiler.mend.findings import Finding
+from compiler.mend.live import mend_callable
 from compiler.survey.breaks import Make
+
+
+WAYS = ("dynamo", "mended", "capture", "mended capture")
+
+
+def compiled(way: str, function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    """The function in one of ``WAYS``, before its first call."""
+    if way.startswith("mended"):
+        function = mend_callable(function)
+    if way.endswith("capture"):
+        return capture(function, backend)
+    return torch.compile(function, backend=backend)
 
 
 @dataclass
@@ -23,13 +37,11 @@ class Mended:
     make_original: Make
     findings: list[Finding] = field(default_factory=list)
 
-    def __call__(self) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-        from compiler.mend.live import mend_callable
-
+    def __call__(self) -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]:
         function, calls = self.make_original()
         result = mend_callable(function)
         self.findings = list(result.findings)
-        return result, list(calls)
+        return result, calls
 
 
 @contextmanager

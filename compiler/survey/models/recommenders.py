@@ -168,7 +168,7 @@ CASES: tuple[Case, ...] = tuple(
         ("DIN", din, "whole", RECHUB),
         ("DeepFM", deep_fm, "whole", RECHUB),
         ("DCNv2", dcn_v2, "whole", RECHUB),
-        ("TabNet", tab_net, "whole", TABNET),
+        ("TabNet", tab_net, "declined", TABNET),
         ("FT-Transformer", ft_transformer, "whole", RTDL),
         ("DLRM of torchrec", torchrec_dlrm, "whole", TORCHREC),
     )

@@ -136,9 +136,9 @@ def xlm() -> Built:
 
 
 def reformer() -> Built:
-    """Attention in chunks, run backward by recomputing."""
+    """Attention in chunks. Forward only: it recomputes in training, from seeds of its own."""
     model = build(
-        "ReformerModel", "ReformerConfig", training=True, hidden_dropout_prob=0.0, vocab_size=WORDS, hidden_size=WIDTH,
+        "ReformerModel", "ReformerConfig", vocab_size=WORDS, hidden_size=WIDTH,
         num_attention_heads=4, attention_head_size=16, feed_forward_size=128,
         attn_layers=["local", "local"], axial_pos_shape=(4, 4), axial_pos_embds_dim=(32, 32),
         max_position_embeddings=16, local_attn_chunk_length=4, is_decoder=False,
@@ -212,7 +212,7 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
 CASES: tuple[Case, ...] = tuple(
     Case(
         name, "model", make, expect, needs=NEEDS,
-        rtol=2e-2 if "half" in name else 1e-4, atol=2e-3 if "half" in name else 1e-5,
+        backward=make is not reformer, rtol=2e-2 if "half" in name else 1e-4, atol=2e-3 if "half" in name else 1e-5,
     )
     for name, (make, expect) in _BUILDERS.items()
 )  # fmt: skip
