@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Arguments = tuple[Any, ...]
+
+
 class Keywords(dict[str, Any]):
     """Keyword arguments: may stand last in a call's arguments."""
 

@@ -35,7 +35,9 @@ def kind_of(found: Break) -> str:
     statement = statement_at(found.file, found.line)
     called = set(_called(statement, found.line)) if statement else set()
     reason = found.reason.lower()
-    if any(word in reason for word in ("branching", "data-dependent assert", "data-dependent jump")):
+    if any(
+        word in reason for word in ("branching", "data-dependent assert", "data-dependent jump")
+    ):
         return _condition(statement)
     if isinstance(statement, ast.Raise):
         return RAISE

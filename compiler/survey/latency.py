@@ -60,9 +60,7 @@ def latency(cases: Sequence[Case], rounds: int) -> tuple[str, dict[str, dict[str
     head = ["model", "eager ms"]
     for way in WAYS:
         head += [f"{way}: cold s", "steady ms", "overhead µs"]
-    plain = {
-        name: {way: vars(one) for way, one in ways.items()} for name, ways in figures.items()
-    }
+    plain = {name: {way: vars(one) for way, one in ways.items()} for name, ways in figures.items()}
     return markdown(head, lines), plain
 
 

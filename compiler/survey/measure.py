@@ -61,18 +61,21 @@ class Row:
 
     @property
     def differs(self) -> list[str]:
-        """All differences from eager mode, each with its way."""
+        """Differences of our ways from eager mode. TorchDynamo's own are its own."""
         said = [f"mended, run eagerly: {text}" for text in self.mended_eager_differs]
         for name, way in self.ways.items():
-            if name != "reordered":  # not ours to answer for
+            if name not in ("dynamo", "reordered"):
                 said += [f"{name}: {text}" for text in way.differs]
         return said
 
     @property
     def fate(self) -> str:
-        """What became of it: mended, declined or whole, as in ``Case.expect``; or failed."""
-        if self.failed:
-            return "failed"
+        """What became of it: mended, declined or whole, as in ``Case.expect``; hurt, where mending
+        made a whole graph break; skipped or failed."""
+        if self.skipped or self.failed:
+            return "skipped" if self.skipped else "failed"
+        if not {"dynamo", "mended"} <= set(self.ways):
+            return ""
         before, after = self.ways["dynamo"], self.ways["mended"]
         if before.whole:
             return "whole" if after.whole else "hurt"

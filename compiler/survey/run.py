@@ -122,6 +122,7 @@ def _close(rows: Sequence[Row], extra: dict[str, object], file: str | None) -> i
     print(f"\n{table.LEGEND}")
     for title, said in (
         ("Otherwise than expected", table.surprises(rows)),
+        ("TorchDynamo alone, not as in eager mode", table.of_torchdynamo(rows)),
         ("Not as in eager mode", table.problems(rows)),
     ):
         if said:
@@ -147,5 +148,3 @@ def _versions(groups: dict[str, list[Case]]) -> dict[str, str]:
         "torch": torch.__version__,
         **{need: metadata.version(need) for need in sorted(needs) if _installed(need)},
     }
-
-

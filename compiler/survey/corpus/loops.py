@@ -131,8 +131,8 @@ def _vector(*values: float) -> tuple[Tensor]:
 CASES: tuple[Case, ...] = tuple(
     of(target, *inputs, family="loops", expect=expect)
     for target, expect, inputs in (
-        (halve_until_small, "mended", (lambda: _vector(0.1, 0.2), lambda: _vector(30, 40))),
-        (halve_and_count, "mended", (lambda: _vector(0.1, 0.2), lambda: _vector(30, 40))),
+        (halve_until_small, "mended", (lambda: _vector(0.1, 0.2), lambda: _vector(30.0, 40.0))),
+        (halve_and_count, "mended", (lambda: _vector(0.1, 0.2), lambda: _vector(30.0, 40.0))),
         (halve_at_most_eight_times, "mended", (
             lambda: (tensor([0.1, 0.2], requires_grad=True),),
             lambda: (tensor([3.0, 4.0], requires_grad=True),),
@@ -160,7 +160,7 @@ CASES: tuple[Case, ...] = tuple(
             lambda: (randn(4, 3, requires_grad=True),),
             lambda: ((-torch.ones(4, 3)).requires_grad_(),))),
         (logs_in_a_loop, "mended", (lambda: (tensor([1.0, 2.0], requires_grad=True),),)),
-        (grows_a_list, "declined", (lambda: _vector(0.1, 0.2), lambda: _vector(3, 4))),
+        (grows_a_list, "declined", (lambda: _vector(0.1, 0.2), lambda: _vector(3.0, 4.0))),
         (nested_loops, "mended", (
             lambda: (tensor([0.1, 0.2], requires_grad=True),),
             lambda: (tensor([3.0, 40.0], requires_grad=True),))),

@@ -115,7 +115,14 @@ def tab_net() -> Built:
     """Arik and Pfister 2019: sparse attention over columns."""
     from pytorch_tabnet.tab_network import TabNet
 
-    model = TabNet(12, 2, cat_idxs=[0, 1], cat_dims=[5, 7], cat_emb_dim=[1, 1], group_attention_matrix=torch.eye(12))
+    model = TabNet(
+        12,
+        2,
+        cat_idxs=[0, 1],
+        cat_dims=[5, 7],
+        cat_emb_dim=[1, 1],
+        group_attention_matrix=torch.eye(12),
+    )
     rows = torch.rand(BATCH, 12)
     rows[:, :2] = torch.randint(0, 5, (BATCH, 2)).float()
     return model.eval(), [(rows,), (rows.clone(),)]

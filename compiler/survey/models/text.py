@@ -70,9 +70,7 @@ def dropping(name: str, config: str, **settings: Any) -> Callable[[], Built]:
     )
 
 
-def half(
-    name: str, config: str, overflows: bool = False, **settings: Any
-) -> Callable[[], Built]:
+def half(name: str, config: str, overflows: bool = False, **settings: Any) -> Callable[[], Built]:
     """An encoder and decoder in half precision; ``overflows``: its encoder's layers do."""
 
     def make() -> Built:

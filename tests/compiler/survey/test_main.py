@@ -12,7 +12,7 @@ import torch
 
 from compiler.survey.__main__ import main
 
-OWN = '''
+OWN = """
 import random
 from torch import Tensor, ones
 from compiler.survey.case import Case, Keywords, of
@@ -40,7 +40,7 @@ GOOD = (
     of(prints, lambda: (ones(2),), family="defer"),
     Case("needs a package", "model", lambda: (doubles, []), needs=("no-such-package-here",)),
 )
-'''
+"""
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What our own capture makes of some calls."""
