@@ -47,10 +47,8 @@ class Mended:
 @contextmanager
 def reordering() -> Iterator[None]:
     """TorchDynamo's own answer to effects: these functions run after the graph, if it can."""
+    names = ("debug", "info", "warning", "error", "critical", "exception", "log")
     functions = {builtins.print, warnings.warn}
-    functions |= {
-        getattr(logging.Logger, name)
-        for name in ("debug", "info", "warning", "error", "critical", "exception", "log")
-    }
+    functions |= {getattr(owner, name) for owner in (logging, logging.Logger) for name in names}
     with torch._dynamo.config.patch(reorderable_logging_functions=functions):
         yield

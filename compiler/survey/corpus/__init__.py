@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 from compiler.survey.case import Case
+from compiler.survey.drawn import Cases
 
 
 def cases() -> list[Case]:
@@ -16,7 +17,10 @@ def cases() -> list[Case]:
     """
     found: list[Case] = []
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
-        found += importlib.import_module(f"{__name__}.{module.name}").CASES
+        listed = importlib.import_module(f"{__name__}.{module.name}").CASES
+        if isinstance(listed, Cases):
+            listed = [drawn.case(listed.family) for drawn in listed]
+        found += listed
     return found
 
 
