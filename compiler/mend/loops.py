@@ -1,0 +1,3 @@
+from compiler.mend.function import Function
+def loops(function: Function) -> None:
+    pass

@@ -1,0 +1,556 @@
+"""Branches on tensors: both sides are computed and selected from, or one of them is, at run time.
+
+    if c:            def _then(x): ...             (or lambdas, where a side is one expression)
+        y = f(x)  →  def _else(x): ...
+    else:            y = _mend.both(c, _then, _else, x)
+        y = g(x)
+
+``select``: both sides are harmless expressions. ``both``: both sides may run, with gradients
+masked. ``cond``: a side that costs much or may raise runs only when taken. Branches with side
+effects are declined. See ``Branch`` for the conditions, each of which has a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+
+from compiler.mend import cfg
+from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, worth
+from compiler.mend.findings import Kind
+from compiler.mend.flow import Flow
+from compiler.mend.function import Function, call, placed
+from compiler.mend.kinds import Env, Sort, sort_of
+from compiler.mend.purity import Effect, Level, Purity
+from compiler.mend.returns import MOST_STATEMENTS, Completion, holds, leaves
+from compiler.mend.sides import (
+    MAY_BE_TENSORS,
+    Decline,
+    Operands,
+    changed,
+    choice,
+    in_order,
+    loads,
+    name_for,
+    part,
+    side,
+    stores,
+    tensor_chains,
+)
+
+Place = tuple[int, int]
+
+
+def where(function: Function) -> None:
+    """Mend the branches of a function; what cannot be mended stays as it is in the source."""
+    declined: dict[Place, str] = {}
+    while True:
+        attempt = Attempt(function, declined)
+        found = attempt.run()
+        if not found:
+            break
+        declined.update(found)  # once more, with these left alone from the start
+    attempt.commit()
+
+
+def place(node: ast.AST) -> Place:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+class Attempt:
+    """One go at a function, on a copy of its tree; branches in ``declined`` are left alone."""
+
+    def __init__(self, function: Function, declined: dict[Place, str]) -> None:
+        self.original, self.declined = function, declined
+        self.function = copy.copy(function)
+        self.function.node = copy.deepcopy(function.node)
+        self.function.findings = []
+        self.new: dict[Place, str] = {}
+        self.done: set[int] = set()
+        self.kept: list[ast.stmt] = []  # so that no id() is used twice
+        self.flow = Flow(self.function)
+
+    def run(self) -> dict[Place, str]:
+        """Rewrite the copy; the places that turned out not to be mendable."""
+        self._mark()
+        self._keep_numbers()
+        completion = Completion(self.function.node, self._wanted)
+        completion.run()
+        for s in completion.too_long:
+            self._decline(s, "what follows it is too long to be copied into both sides")
+        while not self.new:
+            self.flow = Flow(self.function)
+            following = next((t for t in self._sites() if id(t[0]) not in self.done), None)
+            if following is None:
+                break
+            self.done.add(id(following[0]))
+            self.kept.append(following[0])
+            self._statement(*following)
+        return self.new
+
+    def commit(self) -> None:
+        """Make the copy the function's tree, and its findings the function's."""
+        original = self.original
+        original.node.body = self.function.node.body
+        seen: set[tuple[Place, Kind]] = set()
+        for finding in self.function.findings:
+            key = (finding.line, finding.column), finding.kind
+            if key not in seen and key[0] not in self.declined:
+                seen.add(key)
+                original.findings.append(finding)
+        self._report_declined()
+
+    # ── sites ──
+
+    def _mark(self) -> None:
+        """Note on each branch what its condition is; copies of it keep the note."""
+        for s in cfg.own_nodes(self.function.node.body):
+            if isinstance(s, ast.If | ast.While):
+                s.sort = test_sort(s.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[union-attr]
+
+    def _keep_numbers(self) -> None:
+        """Numbers read out of tensors that only conditions read stay tensors."""
+        body = self.function.node.body
+        tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self._wanted(s)]
+        tests += [
+            n.test for n in cfg.own_nodes(body)
+            if isinstance(n, ast.IfExp) and not isinstance(n, ast.If)
+        ]  # fmt: skip
+        for s in list(cfg.own_nodes(body)):
+            match s:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    sort = sort_of(value, self.flow.sorts(s), self.flow.scope)
+                    if sort is Sort.ITEM and only_compared(name, body, tests, self.flow):
+                        c = Conditions(self.flow, s)
+                        try:
+                            s.value = c.number(value)
+                        except (Decline, NeedsStatement):
+                            continue
+                        for tree in c.seen:
+                            self.function.mended(tree, Kind.ITEM, "where")
+
+    def _wanted(self, s: ast.If) -> bool:
+        """Whether a branch is to be mended."""
+        if place(s) in self.declined:
+            return False
+        return worth(s.test, getattr(s, "sort", Sort.PYTHON), self.function)
+
+    def _sites(self) -> Iterator[tuple[ast.stmt, list[ast.stmt], int]]:
+        """Statements with their suites and places in them, last first and inner before outer."""
+
+        def suite(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, list[ast.stmt], int]]:
+            for i in reversed(range(len(body))):
+                s = body[i]
+                for inner in suites(s):
+                    yield from suite(inner)
+                yield s, body, i
+
+        yield from suite(self.function.node.body)
+
+    def _statement(self, s: ast.stmt, body: list[ast.stmt], i: int) -> None:
+        if hasattr(s, "effect") or not self.flow.reachable(s):
+            return
+        try:
+            if isinstance(s, ast.If) and self._wanted(s):
+                Branch(self, s, body, i).mend()
+            else:
+                self._expressions(s, body, i)
+        except Decline as reason:
+            self._decline(s, str(reason))
+
+    def _decline(self, s: ast.AST, reason: str) -> None:
+        if place(s) not in self.declined:
+            self.new[place(s)] = reason
+
+    def _expressions(self, s: ast.stmt, body: list[ast.stmt], i: int) -> None:
+        """Conditional expressions, ``and``, ``or`` and chains within a statement."""
+        if place(s) in self.declined or not asks_for_truth(s, self.flow):
+            return
+        c = Conditions(self.flow, s)
+        try:
+            for name, value in ast.iter_fields(s):
+                if isinstance(value, ast.expr) and not isinstance(s, ast.While):
+                    setattr(s, name, c.value(value))
+        except NeedsStatement as choice_:
+            self._as_statement(s, body, i, choice_.tree)
+            return
+        for tree, how in c.done:
+            self.function.mended(tree, Kind.BRANCH, how)
+        for tree in c.seen:
+            self.function.mended(tree, Kind.ITEM, "where")
+
+    def _as_statement(self, s: ast.stmt, body: list[ast.stmt], i: int, tree: ast.IfExp) -> None:
+        """``y = f(a if c else b)`` as ``if c: y = f(a)``, ``else: y = f(b)``."""
+        simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr
+        if not isinstance(s, simple):
+            raise Decline("chooses between Python values")
+        effect = Purity(self.flow, self.flow.fresh_names()).statement(s)
+        if effect.level is Level.IMPURE:
+            raise Decline(effect.reason)
+        sides = []
+        for chosen in ("body", "orelse"):
+            tree.mark = chosen  # type: ignore[attr-defined]
+            one = copy.deepcopy(s)
+            sides.append(_Chosen(chosen).visit(one))
+        made = placed(ast.If(tree.test, [sides[0]], [sides[1]]), tree)
+        made.sort = test_sort(tree.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[attr-defined]
+        body[i] = made
+
+    def _report_declined(self) -> None:
+        """Findings for what was left, where it surely depends on a tensor."""
+        flow = Flow(self.original)
+        for s in cfg.own_nodes(self.original.node.body):
+            if isinstance(s, ast.If) and place(s) in self.declined:
+                if s.sort in (Sort.TENSOR, Sort.ITEM):  # type: ignore[attr-defined]
+                    self.original.declined(s, Kind.BRANCH, self.declined[place(s)])
+            elif isinstance(s, ast.stmt) and place(s) in self.declined:
+                self.original.declined(s, Kind.BRANCH, self.declined[place(s)])
+            if isinstance(s, ast.stmt) and not suites(s):
+                self._report_numbers(s, flow)
+
+    def _report_numbers(self, s: ast.stmt, flow: Flow) -> None:
+        env = flow.sorts(s)
+        for node in cfg.own_nodes(s):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="item" | "tolist", value=base), args=[]):
+                    inner: ast.expr = base
+                case ast.Call(func=ast.Name(id="int" | "float" | "bool"), args=[inner]):
+                    pass
+                case _:
+                    continue
+            if sort_of(inner, env, flow.scope) is Sort.TENSOR:
+                why = "its value is used as a Python number"
+                self.original.declined(node, Kind.ITEM, why)
+
+
+class Branch:
+    """One ``if`` statement on a tensor, number ``i`` of the statements of ``body``."""
+
+    def __init__(self, attempt: Attempt, s: ast.If, body: list[ast.stmt], i: int) -> None:
+        self.attempt, self.s, self.body, self.i = attempt, s, body, i
+        self.flow, self.function = attempt.flow, attempt.function
+        self.sort: Sort = s.sort  # type: ignore[attr-defined]
+
+    def mend(self) -> None:
+        """Replace the branch by a choice between two functions; raises Decline."""
+        s = self.s
+        for one in (s.body, s.orelse):
+            self._refuse_leftovers(one)
+        returns = holds([s], ast.Return)
+        if holds([s], (ast.Break, ast.Continue)):
+            raise Decline("leaves or goes on with a loop around it")
+        if returns and not (leaves(s.body) and leaves(s.orelse)):
+            raise Decline("returns from inside a loop, with or try statement around it")
+        fresh = self.flow.fresh_names()
+        effect = self._effect(fresh)
+        conditions = Conditions(self.flow, s)
+        try:
+            test = conditions.test(s.test)
+        except NeedsStatement as inner:
+            raise Decline("its condition chooses between Python values") from inner
+        if returns:
+            self._check_returns()
+            outputs = None
+        else:
+            outputs = self._outputs(fresh)
+            if outputs is None:
+                return  # statements that follow were taken in: the branch comes again
+        self._replace(test, outputs, effect, fresh)
+        how = "cond" if effect.level > Level.GATED else "where"
+        self.function.mended(s, Kind.BRANCH, how)
+        for tree, inner_how in conditions.done:
+            self.function.mended(tree, Kind.BRANCH, inner_how)
+        for tree in conditions.seen:
+            self.function.mended(tree, Kind.ITEM, "where")
+
+    # ── conditions ──
+
+    def _refuse_leftovers(self, side_: Sequence[ast.stmt]) -> None:
+        """A side may hold no branch or loop on a tensor that was not mended."""
+        for node in cfg.own_nodes(side_):
+            if isinstance(node, ast.If | ast.While) and self.flow.graph.of.get(node) is not None:
+                if getattr(node, "sort", Sort.PYTHON) in (Sort.TENSOR, Sort.ITEM):
+                    line = node.lineno
+                    why = self.attempt.declined.get(place(node), "depends on a tensor")
+                    raise Decline(f"the branch or loop in line {line} stays: {why}")
+
+    def _effect(self, fresh: set[str]) -> Effect:
+        purity = Purity(self.flow, fresh)
+        effect = purity.suite(self.s.body) | purity.suite(self.s.orelse)
+        if effect.level is Level.IMPURE:
+            raise Decline(effect.reason)
+        if effect.masked and effect.level > Level.GATED:
+            raise Decline(f"prints, logs or raises, and {effect.reason}")
+        return effect
+
+    def _check_returns(self) -> None:
+        """Both sides must return tensors, or the same Python value."""
+        found: list[tuple[str, Sort]] = []
+        for node in cfg.own_nodes([*self.s.body, *self.s.orelse]):
+            if isinstance(node, ast.Return):
+                value = node.value
+                if value is None:
+                    found.append(("None", Sort.PYTHON))
+                else:
+                    found.append(
+                        (ast.unparse(value), sort_of(value, self.flow.sorts(node), self.flow.scope))
+                    )
+        python = {text for text, sort in found if sort in (Sort.PYTHON, Sort.ITEM, Sort.MODULE)}
+        if python and (len(python) > 1 or any(s in (Sort.TENSOR, Sort.OBJECT) for _, s in found)):
+            raise Decline(f"returns a Python value, {min(python)}, that depends on a tensor")
+
+    def _outputs(self, fresh: set[str]) -> list[str] | None:
+        """The names that the sides give values to, and that are read afterwards.
+
+        None: some are Python values, and the statements that read them were taken into the sides.
+        """
+        s = self.s
+        bound = cfg.assigned(s.body) | cfg.assigned(s.orelse)
+        bound |= (changed(self.flow, s.body) | changed(self.flow, s.orelse)) & fresh
+        wanted = bound & self.flow.live_after(s)
+        if wanted & cfg.declared(self.function.node):
+            raise Decline("assigns to a global or nonlocal name")
+        names = in_order(wanted, [*s.body, *s.orelse])
+        sorts: dict[str, set[Sort]] = {name: set() for name in names}
+        for one in (s.body, s.orelse):
+            end = part(self.flow, one, names, s)
+            for name in names:
+                if name not in end.bound_at_end():
+                    raise Decline(f"{name} may have no value afterwards")
+                sorts[name].add(end.sorts_at_end().get(name, Sort.UNKNOWN))
+        python = [n for n in names if not _selectable(sorts[n])]
+        if python:
+            self._take_in(python)
+            return None
+        self._refuse_changes(names, fresh)
+        return names
+
+    def _refuse_changes(self, names: Sequence[str], fresh: set[str]) -> None:
+        """Results are copies: nothing that they would share storage with may change in place."""
+        shared = [n for n in names if n not in fresh]
+        if not shared:
+            return
+        inside = set(map(id, cfg.own_nodes([self.s])))
+        others = (
+            node
+            for node in cfg.own_nodes(self.function.node.body)
+            if id(node) not in inside
+            and (place(node) > place(self.s) or _in_loop(self.function.node, self.s))
+        )
+        for node, name in self.flow.changed_in_place(others):
+            if self.flow.together([name]) & self.flow.together(shared):
+                line = getattr(node, "lineno", 0)
+                raise Decline(
+                    f"{shared[0]} may share storage with {name}, changed in place in line {line}"
+                )
+
+    def _take_in(self, python: list[str]) -> None:
+        """Move the statements that read Python values, which depend on the branch, into it."""
+        for j in range(self.i + 1, len(self.body)):
+            if not set(python) & self.flow.live_after(self.body[j]):
+                break
+        else:
+            raise Decline(f"{python[0]} is a Python value that depends on a tensor")
+        rest = self.body[self.i + 1 : j + 1]
+        if holds(rest, ast.Return):
+            rest = self.body[self.i + 1 :]
+            if not leaves(rest):
+                raise Decline(f"{python[0]} is a Python value that depends on a tensor")
+        size = sum(isinstance(n, ast.stmt) for n in ast.walk(self.function.node))
+        if size + sum(isinstance(n, ast.stmt) for r in rest for n in ast.walk(r)) > MOST_STATEMENTS:
+            raise Decline(f"{python[0]} is a Python value, and what reads it is too long to copy")
+        del self.body[self.i + 1 : self.i + 1 + len(rest)]
+        self.s.body = [*_without_pass(self.s.body), *rest]
+        self.s.orelse = [*_without_pass(self.s.orelse), *copy.deepcopy(rest)]
+        self.attempt.done.discard(id(self.s))
+
+    # ── rewriting ──
+
+    def _replace(
+        self, test: ast.expr, outputs: list[str] | None, effect: Effect, fresh: set[str]
+    ) -> None:
+        s = self.s
+        expressions = self._expressions(outputs)
+        operands = self._operands(outputs, effect)
+        if expressions is not None:
+            read = set().union(*(cfg.names(t)[0] for t in expressions)) & self.flow.scope.locals
+            sure = read <= self.flow.bound_before(s)  # else evaluating one could raise
+            if effect.level is Level.FREE and (self.sort is Sort.UNKNOWN or not sure):
+                effect |= Effect(Level.GATED)
+            made = choice(self.function, test, *expressions, effect, operands, s)
+            new = []
+        else:
+            if effect.level is Level.FREE:
+                effect |= Effect(Level.GATED)
+            bodies = [self._owning(one, operands, fresh) for one in (s.body, s.orelse)]
+            names = [self.function.fresh(stem) for stem in ("then", "else")]
+            new = [
+                side(name, one, operands, outputs, effect, s)
+                for name, one in zip(names, bodies, strict=True)
+            ]
+            helper = "both" if effect.level <= Level.GATED else "cond"
+            made = call(helper, test, *map(_load, names), *operands.arguments(), at=s)
+        end: ast.stmt
+        if outputs is None:
+            end = ast.Return(made)
+        elif outputs:
+            end = ast.Assign([stores(outputs)], made)
+        else:
+            end = ast.Expr(made)
+        end = placed(end, s)
+        self.attempt.done.add(id(end))
+        self.attempt.kept.append(end)
+        self.body[self.i : self.i + 1] = [*new, end]
+
+    def _expressions(self, outputs: list[str] | None) -> tuple[ast.expr, ast.expr] | None:
+        """The sides as expressions, where each is one assignment or return."""
+        found: list[ast.expr] = []
+        for one in (self.s.body, self.s.orelse):
+            match _without_pass(one):
+                case [ast.Return(value=ast.expr() as value)] if outputs is None:
+                    found.append(value)
+                case [ast.Assign(targets=[ast.Name(id=name)], value=value)] if outputs == [name]:
+                    found.append(value)
+                case [] if outputs is not None and len(outputs) == 1:
+                    found.append(loads(outputs))
+                case _:
+                    return None
+        return found[0], found[1]
+
+    def _operands(self, outputs: list[str] | None, effect: Effect) -> Operands:
+        s, flow = self.s, self.flow
+        read: set[str] = set()
+        bound = cfg.assigned(s.body) | cfg.assigned(s.orelse)
+        bound |= changed(flow, s.body) | changed(flow, s.orelse)
+        for one in (s.body, s.orelse):
+            read |= part(flow, one, outputs or [], s).live_at_start()
+        env = flow.sorts(s)
+        names = []
+        for name in in_order(read & flow.scope.locals, [*s.body, *s.orelse]):
+            if name not in flow.bound_before(s):
+                if name in bound:
+                    raise Decline(f"{name} may have no value yet")
+            elif name in bound or env.get(name, Sort.UNKNOWN) in MAY_BE_TENSORS:
+                names.append(name)
+        chains: list[str] = []
+        if effect.level is Level.GATED:
+            chains = tensor_chains([*s.body, *s.orelse], env, flow.scope, bound)
+        return Operands(names, {c: name_for(self.function, c) for c in chains})
+
+    def _owning(
+        self, one: list[ast.stmt], operands: Operands, fresh: set[str]
+    ) -> list[ast.stmt]:
+        """The side, working on copies of the tensors that it changes in place."""
+        env = self.flow.sorts(self.s)
+        names = sorted(changed(self.flow, one) & set(operands.names) & fresh)
+        copies: list[ast.stmt] = [
+            placed(ast.Assign([stores([n])], call("copied", _load(n), at=one[0])), one[0])
+            for n in names
+            if env.get(n) is not Sort.PYTHON
+        ]
+        return [*copies, *one]
+
+
+# ── helpers ──
+
+
+def only_compared(
+    name: str, body: Sequence[ast.stmt], tests: Sequence[ast.expr], flow: Flow
+) -> bool:
+    """Whether a name is bound once, and read only where conditions compare it with numbers."""
+    every = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name]
+    if sum(isinstance(n.ctx, ast.Store) for n in every) != 1:
+        return False
+    read: set[int] = set()
+
+    def visit(tree: ast.expr) -> bool:
+        """Whether the condition or number is made of numbers and comparisons only."""
+        match tree:
+            case ast.Name():
+                read.add(id(tree))
+                return True
+            case ast.Constant():
+                return True
+            case ast.Compare(ops=[op]) if not isinstance(op, ast.In | ast.NotIn):
+                return visit(tree.left) and visit(tree.comparators[0])
+            case ast.BoolOp():
+                return all([_free_of(v, name) or visit(v) for v in tree.values])
+            case ast.UnaryOp(op=ast.Not() | ast.USub()):
+                return visit(tree.operand)
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
+                return visit(tree.left) and visit(tree.right)
+        return _free_of(tree, name) and sort_of(tree, {}, flow.scope) is Sort.PYTHON
+
+    good = [visit(test) for test in tests if not _free_of(test, name)]
+    loads_ = [n for n in every if isinstance(n.ctx, ast.Load)]
+    return all(good) and all(id(n) in read for n in loads_)
+
+
+def _free_of(tree: ast.expr, name: str) -> bool:
+    return not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree))
+
+
+def asks_for_truth(s: ast.stmt, flow: Flow) -> bool:
+    """Whether an expression of the statement itself asks for the truth of a tensor."""
+    env: Env = flow.sorts(s)
+
+    def sort(tree: ast.expr) -> Sort:
+        return test_sort(tree, env, flow.scope)
+
+    for _, value in ast.iter_fields(s):
+        if not isinstance(value, ast.expr) or isinstance(s, ast.While):
+            continue
+        for node in ast.walk(value):
+            match node:
+                case ast.IfExp() if worth(node.test, sort(node.test), flow.function):
+                    return True
+                case ast.BoolOp() if any(sort(v) is Sort.TENSOR for v in node.values[:-1]):
+                    return True
+                case ast.Compare() if len(node.ops) > 1 and sort(node) is Sort.TENSOR:
+                    return True
+    return False
+
+
+def suites(s: ast.stmt) -> list[list[ast.stmt]]:
+    """The statements inside a statement, suite by suite."""
+    if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return []
+    found = [getattr(s, name) for name in ("body", "orelse", "finalbody") if hasattr(s, name)]
+    found += [h.body for h in getattr(s, "handlers", [])]
+    found += [case.body for case in getattr(s, "cases", [])]
+    return [body for body in found if body]
+
+
+def _selectable(sorts: set[Sort]) -> bool:
+    return sorts <= {Sort.TENSOR, Sort.UNKNOWN} or sorts <= {Sort.OBJECT, Sort.UNKNOWN}
+
+
+def _without_pass(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    return [s for s in body if not isinstance(s, ast.Pass)]
+
+
+def _in_loop(function: ast.FunctionDef, s: ast.stmt) -> bool:
+    return any(
+        isinstance(n, ast.For | ast.While) and any(m is s for m in ast.walk(n))
+        for n in cfg.own_nodes(function.body)
+    )
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+class _Chosen(ast.NodeTransformer):
+    """Replaces the marked conditional expression by one of its sides."""
+
+    def __init__(self, chosen: str) -> None:
+        self.chosen = chosen
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        if hasattr(node, "mark"):
+            return getattr(node, self.chosen)
+        return self.generic_visit(node)
+
+
+
