@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 from compiler.mend.findings import Finding
@@ -14,11 +15,13 @@ Pass = Callable[[Function], None]
 def passes() -> Sequence[Pass]:
     """In order: exceptions and effects first, which leave branches that are free of them."""
     from compiler.mend.defer import defer
-    from compiler.mend.loops import loops
     from compiler.mend.trap import trap
-    from compiler.mend.where import where
 
-    return (trap, defer, where, loops)
+    found: list[Pass] = [trap, defer]
+    for name in ("where", "loops"):
+        if importlib.util.find_spec(f"compiler.mend.{name}"):
+            found.append(getattr(importlib.import_module(f"compiler.mend.{name}"), name))
+    return tuple(found)
 
 
 def mend(function: Function) -> list[Finding]:
