@@ -1,0 +1,117 @@
+"""``capture`` a function or module, and ``explain`` what became of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from collections.abc import Callable
+from typing import Any
+
+from compiler.capture.calls import skipped
+from compiler.capture.extension import Extension
+from compiler.capture.units import Root, Unit
+
+_MOST_UNITS = 256  # functions behind breaks that are captured on their own
+
+
+class Session:
+    """What one ``capture`` call shares: the backend, the options, and all units."""
+
+    def __init__(
+        self, backend: Callable[..., Any], dynamic: bool | None = None, limit: int = 8
+    ) -> None:
+        self.backend, self.dynamic, self.limit = backend, dynamic, limit
+        self.units: list[Unit] = []
+        self._roots: dict[tuple[int, int], tuple[Root, Any]] = {}
+
+    def extension(self, trace: Any, unit: Unit) -> Extension:
+        if importlib.util.find_spec("torch") is None:
+            return Extension(trace)
+        from compiler.capture.tensors import Tensors
+
+        return Tensors(trace, unit)
+
+    def allowed(self) -> bool:
+        """Whether nothing is going on that a captured graph would not take part in."""
+        if importlib.util.find_spec("torch") is None:
+            return True
+        from compiler.capture.state import no_modes
+
+        return no_modes()
+
+    def root(
+        self, function: types.FunctionType, receiver: Any = None, module: Any = None
+    ) -> Root:
+        """The unit of a function, or of the method of a receiver, which has cases of its own."""
+        key = (id(function), id(receiver))
+        if key not in self._roots:
+            self._roots[key] = (Root(self, function, module), receiver)
+        return self._roots[key][0]
+
+    def recapture(self, function: Any) -> Any:
+        """A function that is called at a break, captured in turn if it may be."""
+        if len(self.units) > _MOST_UNITS:
+            return function
+        receiver, plain = None, function
+        if isinstance(function, types.MethodType):
+            receiver, plain = function.__self__, function.__func__
+        elif not isinstance(function, types.FunctionType):
+            module = self._module_forward(function)
+            if module is None:
+                return function
+            receiver, plain = module
+        if not isinstance(plain, types.FunctionType) or plain.__closure__ is not None:
+            return function
+        code = plain.__code__
+        if skipped(code, plain.__globals__.get("__name__")) or code.co_flags & 0x2A0:
+            return function
+        if receiver is None:
+            return self.root(plain).call
+        module = receiver if receiver is function else None
+        return types.MethodType(self.root(plain, receiver, module).call, receiver)
+
+    def _module_forward(self, obj: Any) -> tuple[Any, Any] | None:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        from compiler.capture.modules import forward_of
+
+        return forward_of(obj)
+
+
+def capture(
+    function: Callable[..., Any], backend: Callable[..., Any] | None = None, *,
+    dynamic: bool | None = None, limit: int = 8,
+) -> Any:  # fmt: skip
+    """Capture ``function``'s bytecode into graphs for ``backend``, at its first call.
+
+    * ``backend(gm, example_inputs)``: any backend of ``torch.compile``; ours if None.
+    * ``dynamic``: None turns a size symbolic when a second one is seen, True from the start, False
+      never.
+    * ``limit``: the most cases of one function; further ones run in Python.
+
+    Nothing that runs in Python fails: what is not understood breaks the graph or is left to Python.
+
+    >>> double = capture(lambda x: 2 * x + 1, backend=lambda gm, inputs: gm)
+    >>> import torch
+    >>> double(torch.ones(2)).tolist()
+    [3.0, 3.0]
+    """
+    if backend is None:
+        from compiler.backend import dlrm as backend
+    session = Session(backend, dynamic, limit)
+    receiver, plain = None, function
+    if isinstance(function, types.MethodType):
+        receiver, plain = function.__self__, function.__func__
+    if isinstance(plain, types.FunctionType):
+        call = session.root(plain, receiver).call
+        call._capture = session  # type: ignore[attr-defined]
+        return call if receiver is None else types.MethodType(call, receiver)
+    if importlib.util.find_spec("torch") is not None:
+        from compiler.capture.modules import CapturedModule, forward_of
+
+        found = forward_of(function)
+        if found is not None:
+            module, forward = found
+            root = session.root(forward, module, module)
+            return CapturedModule(module, root.call, session)
+    raise TypeError(f"capture: want a Python function, method or nn.Module, not {function!r:.80}")

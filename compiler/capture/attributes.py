@@ -1,0 +1,295 @@
+"""Attribute access as Python's data model has it: data descriptors, the instance, the class."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from compiler.capture.sources import Source
+from compiler.capture.values import (
+    Constant,
+    DictValue,
+    FunctionValue,
+    Known,
+    Lazy,
+    ListValue,
+    MethodValue,
+    NamedMethod,
+    NotConstant,
+    ObjectValue,
+    PartialValue,
+    SetValue,
+    SliceValue,
+    SuperValue,
+    TupleValue,
+    Unsupported,
+    Value,
+    constant,
+    look,
+)
+
+if TYPE_CHECKING:
+    from compiler.capture.interpreter import Frame
+
+_ABSENT = object()
+_BUILTIN_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
+    """``owner.name``, or None where Python would raise AttributeError."""
+    found = frame.trace.tensors.attribute(frame, owner, name)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    if isinstance(owner, ObjectValue):
+        return object_attribute(frame, owner, name)
+    if isinstance(owner, SuperValue):
+        return _super_attribute(frame, owner, name)
+    if isinstance(owner, Known):
+        return _known_attribute(frame, owner, name)
+    if isinstance(owner, FunctionValue):
+        return _function_attribute(frame, owner, name)
+    if isinstance(owner, TupleValue) and name in getattr(owner.cls, "_fields", ()):
+        return look(owner.items[owner.cls._fields.index(name)])  # type: ignore[attr-defined]
+    if isinstance(owner, SliceValue) and name in ("start", "stop", "step"):
+        return look(owner.parts[("start", "stop", "step").index(name)])
+    if isinstance(owner, PartialValue) and name in ("func", "args", "keywords"):
+        if name == "func":
+            return owner.function
+        return TupleValue(owner.args) if name == "args" else None
+    if isinstance(owner, MethodValue) and name in ("__self__", "__func__"):
+        return owner.receiver if name == "__self__" else owner.function
+    if name == "__class__":
+        return frame.trace.known(owner.cls)
+    if isinstance(owner, Constant | ListValue | DictValue | SetValue | TupleValue):
+        return _builtin_attribute(frame, owner, name)
+    raise Unsupported(f"the attribute {name} of a {owner.cls.__name__}")
+
+
+def _builtin_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
+    found = getattr(owner.cls, name, _ABSENT)
+    if found is _ABSENT:
+        return None
+    if isinstance(found, _BUILTIN_METHODS):
+        return NamedMethod(owner, name)
+    if isinstance(found, types.FunctionType):  # of a named tuple's class
+        return MethodValue(owner, frame.trace.known(found), name)
+    if isinstance(owner, Constant):
+        return frame.trace.known(getattr(owner.value, name))
+    raise Unsupported(f"the attribute {name} of a {owner.cls.__name__}")
+
+
+def lookup(cls: type, name: str) -> Any:
+    """What a class and its bases have under a name, as it stands there."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return _ABSENT
+
+
+def class_attribute(frame: Frame, cls: type, name: str) -> Any:
+    """The same, guarded to stay so."""
+    found = lookup(cls, name)
+    trace = frame.trace
+    if found is _ABSENT:
+        return found
+    source = trace.constants.source(cls, cls.__qualname__).attribute(name)
+    public = getattr(cls, name, _ABSENT)
+    if isinstance(found, classmethod):
+        source = source.then("{}.__func__")
+        public = found.__func__
+    if public is getattr(cls, name, None) or isinstance(found, classmethod):
+        trace.guards.same(source, public)
+    return found
+
+
+def special(frame: Frame, value: Value, name: str) -> Value | None:
+    """A method that an operator calls, looked up on the class alone; None if there is none."""
+    if not isinstance(value, ObjectValue):
+        return None
+    found = class_attribute(frame, value.cls, name)
+    return frame.trace.known(found) if isinstance(found, types.FunctionType) else None
+
+
+def object_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    trace = frame.trace
+    if name == "__class__":
+        return trace.known(owner.cls)
+    if name == "__dict__":
+        raise Unsupported("__dict__")
+    found = class_attribute(frame, owner.cls, name)
+    if isinstance(found, property):
+        if found.fget is None:
+            raise Unsupported(f"the property {name} without a getter")
+        return look(frame.call(trace.known(found.fget), [owner]))
+    if isinstance(found, types.MemberDescriptorType):  # a slot
+        return _own(frame, owner, name)
+    if found is not _ABSENT and hasattr(type(found), "__set__"):
+        raise Unsupported(f"the descriptor {name} of {owner.cls.__name__}")
+    own = _own(frame, owner, name)
+    if own is not None:
+        return own
+    if isinstance(found, functools.cached_property):
+        value = look(frame.call(trace.known(found.func), [owner]))
+        set_own(frame, owner, name, value)
+        return value
+    if found is not _ABSENT:
+        return bind(frame, found, owner, owner.cls, name)
+    fallback = special(frame, owner, "__getattr__")
+    if fallback is not None:
+        return look(frame.call(fallback, [owner, Constant(name)]))
+    return None
+
+
+def bind(frame: Frame, found: Any, receiver: Value, cls: type, name: str) -> Value:
+    """What a class attribute is when looked up through an instance."""
+    trace = frame.trace
+    if isinstance(found, types.FunctionType):
+        return MethodValue(receiver, trace.known(found), name)
+    if isinstance(found, staticmethod):
+        return trace.known(found.__func__)
+    if isinstance(found, classmethod):
+        return MethodValue(trace.known(cls), trace.known(found.__func__), name)
+    if isinstance(found, _BUILTIN_METHODS):
+        return MethodValue(receiver, trace.known(found), name)
+    if hasattr(type(found), "__get__") and not isinstance(found, type):
+        raise Unsupported(f"the descriptor {name}")
+    return trace.known(found)
+
+
+def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    """From the instance itself: as it was set here, else as it is outside."""
+    if name in owner.attributes:
+        return look(owner.attributes[name])
+    if owner.obj is None:
+        return None
+    trace, source = frame.trace, owner.source
+    assert source is not None
+    instance = getattr(owner.obj, "__dict__", None)
+    if source.known and instance is not None:
+        held = trace.constants.source(instance, source.text)
+        if name not in instance:
+            if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
+                trace.guards.add(
+                    f"{name!r} not in {{}}", held, text=f"{source.text} has no own {name}"
+                )
+                return None
+        else:
+            step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
+                          f"{{}}[{name!r}]")  # fmt: skip
+            owner.attributes[name] = value = trace.wrap(instance[name], step)
+            return value
+    elif instance is not None and name not in instance:
+        if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
+            trace.guards.add(f"{name!r} not in {{}}.__dict__", source)
+            return None
+    try:
+        obj = getattr(owner.obj, name)
+    except AttributeError:
+        trace.guards.add(f"not hasattr({{}}, {name!r})", source)
+        return None
+    owner.attributes[name] = value = trace.wrap(obj, source.attribute(name))
+    return value
+
+
+def set_attribute(frame: Frame, owner: Value, name: str, value: Value) -> None:
+    if frame.trace.tensors.set_attribute(frame, owner, name, value):
+        return
+    if not isinstance(owner, ObjectValue):
+        raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
+    setter = owner.cls.__setattr__
+    if isinstance(setter, types.FunctionType):
+        frame.call(frame.trace.known(setter), [owner, Constant(name), value])
+    else:
+        set_own(frame, owner, name, value)
+
+
+def set_own(frame: Frame, owner: ObjectValue, name: str, value: Value) -> None:
+    """``object.__setattr__``."""
+    found = class_attribute(frame, owner.cls, name)
+    if isinstance(found, property):
+        if found.fset is None:
+            raise Unsupported(f"setting the property {name} without a setter")
+        frame.call(frame.trace.known(found.fset), [owner, value])
+        return
+    slot = isinstance(found, types.MemberDescriptorType)
+    if found is not _ABSENT and hasattr(type(found), "__set__") and not slot:
+        raise Unsupported(f"the descriptor {name} of {owner.cls.__name__}")
+    if not slot and "__dict__" not in dir(owner.cls):
+        raise Unsupported(f"setting {name}, which is no slot")
+    if owner.cls.__mro__[-2].__module__ == "builtins":
+        raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
+    owner.attributes[name] = value
+    owner.changed[name] = None
+    frame.trace.mutate(owner)
+
+
+def _super_attribute(frame: Frame, owner: SuperValue, name: str) -> Value | None:
+    mro = owner.of.__mro__
+    for base in mro[mro.index(owner.after) + 1 :]:
+        if name in base.__dict__:
+            found = base.__dict__[name]
+            if isinstance(found, property):
+                return look(frame.call(frame.trace.known(found.fget), [owner.receiver]))
+            return bind(frame, found, owner.receiver, owner.of, name)
+    return None
+
+
+def _known_attribute(frame: Frame, owner: Known, name: str) -> Value | None:
+    obj, trace = owner.value, frame.trace
+    source = owner.source or trace.constants.source(obj, getattr(obj, "__name__", "an object"))
+    if isinstance(obj, types.ModuleType):
+        if name not in vars(obj):
+            if not hasattr(obj, name):
+                return None
+            return trace.known(getattr(obj, name))  # made by the module's own __getattr__
+        held = trace.constants.source(vars(obj), source.text)
+        step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
+                      f"{{}}[{name!r}]")  # fmt: skip
+        return trace.wrap(vars(obj)[name], step)
+    if isinstance(obj, type):
+        found = lookup(obj, name)
+        if isinstance(found, classmethod):
+            return MethodValue(owner, trace.known(found.__func__), name)
+        if isinstance(found, staticmethod):
+            return trace.known(found.__func__)
+        if found is _ABSENT and isinstance(lookup(type(obj), name), types.FunctionType):
+            return MethodValue(owner, trace.known(lookup(type(obj), name)), name)
+    public = getattr(obj, name, _ABSENT)
+    if public is _ABSENT:
+        return None
+    if public is getattr(obj, name):  # else it is made anew each time
+        return trace.wrap(public, source.attribute(name))
+    if isinstance(public, types.BuiltinMethodType | types.MethodWrapperType):
+        return NamedMethod(owner, name)
+    return frame.trace.known(public)
+
+
+def _function_attribute(frame: Frame, owner: FunctionValue, name: str) -> Value | None:
+    if name in owner.attributes:
+        return owner.attributes[name]
+    if name == "__name__":
+        return Constant(owner.code.co_name)
+    if name == "__qualname__":
+        return Constant(owner.name)
+    if name == "__code__":
+        return frame.trace.known(owner.code)
+    if owner.real is not None and owner.source is not None and hasattr(owner.real, name):
+        return frame.trace.wrap(getattr(owner.real, name), owner.source.attribute(name))
+    if owner.real is None and name.startswith("__"):
+        raise Unsupported(f"the attribute {name} of a function")
+    return None
+
+
+def known_name(value: Value) -> str:
+    """An attribute's name, given as a value."""
+    try:
+        name = constant(value)
+    except NotConstant:
+        raise Unsupported("an attribute whose name is not known") from None
+    if not isinstance(name, str):
+        raise Unsupported("an attribute whose name is no text")
+    return name
+
+
+__all__ = ["Lazy", "get_attribute", "known_name", "set_attribute", "special"]

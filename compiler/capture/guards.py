@@ -1,0 +1,125 @@
+"""Guards: what a capture took for granted, as one flat generated function.
+
+``guard(x, y, ...)`` returns None if all holds, else the number of the first condition that fails;
+``Guards.texts`` says what that condition was. Steps that several conditions share, such as
+``x.batch``, are fetched once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compiler.capture.sources import Constants, Source
+
+
+class Guards:
+    """Conditions in the order in which they were met, each on values that earlier ones vouch for."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self._conditions: dict[tuple[str, tuple[Source, ...]], str] = {}
+        self.late: list[tuple[str, tuple[Source, ...], str]] = []  # after all others
+        self.texts: list[str] = []
+        self.details: dict[str, tuple[tuple[Source, ...], Any]] = {}  # tensor checks, by text
+
+    def add(self, condition: str, *sources: Source, text: str = "") -> None:
+        """``condition`` is code with a ``{}`` for each source."""
+        text = text or _named(condition, self.constants).format(*(s.text for s in sources))
+        self._conditions.setdefault((condition, sources), text)
+
+    def same(self, source: Source, obj: Any) -> None:
+        """The source still leads to this very object."""
+        name = self.constants.name(obj)
+        self.add(f"{{}} is {name}", source, text=f"{source.text} is the same {_kind(obj)}")
+
+    def equal(self, source: Source, constant: Any) -> None:
+        """The source leads to an equal value of the same type."""
+        if constant is None or type(constant) is bool:
+            return self.add(f"{{}} is {constant}", source)
+        if source.known:  # as a rule the very same object, which is quick to see
+            name = self.constants.keep(constant)
+            self.add(
+                f"{{}} is {name} or same({{}}, {name})", source, source,
+                text=f"{source.text} == {constant!r:.60}",
+            )  # fmt: skip
+        else:
+            name = self.constants.name(constant)
+            self.add(
+                f"same({{}}, {name})", source, text=f"{source.text} == {constant!r:.60}"
+            )
+
+    def generate(self, parameters: Sequence[str]) -> tuple[Callable[..., int | None], str]:
+        """The function and its source text."""
+        lines, fetched = [f"def guard({', '.join(parameters)}):", "    try:"], {}
+        everything = [(c, s, t) for (c, s), t in self._conditions.items()] + self.late
+
+        def fetch(source: Source) -> str:
+            if source.base is None:
+                return source.expression
+            if source.expression not in fetched:
+                value = source.template.format(fetch(source.base))
+                fetched[source.expression] = f"v{len(fetched)}"
+                lines.append(f"        {fetched[source.expression]} = {value}")
+            return fetched[source.expression]
+
+        self.texts = []
+        for condition, sources, text in everything:
+            whole = condition.format(*[fetch(source) for source in sources])
+            lines.append(f"        if not ({whole}): return {len(self.texts)}")
+            lines[-1] = _shorter(lines[-1])
+            self.texts.append(text)
+        lines += ["        return None", "    except Exception:", "        return -1"]
+        namespace = {**self.constants.namespace, "same": same}
+        code = "\n".join(lines)
+        exec(compile(code, "<guards>", "exec"), namespace)
+        return namespace["guard"], code
+
+    def describers(self, parameters: Sequence[str]) -> dict[str, Callable[..., str]]:
+        """For a check of many tensors: which of them it was, and how it differs."""
+        found: dict[str, Callable[..., str]] = {}
+        for text, (sources, check) in self.details.items():
+            fetch = ", ".join(source.expression for source in sources)
+            scope = dict(self.constants.namespace)
+            exec(f"def fetch({', '.join(parameters)}): return ({fetch},)", scope)
+            names = [source.text for source in sources]
+
+            def describe(
+                *values: Any, fetch: Any = scope["fetch"], check: Any = check, names: Any = names
+            ) -> str:
+                return str(check.check_verbose(*fetch(*values), tensor_check_names=names))
+
+            found[text] = describe
+        return found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal and of the same type, all the way down; NaN equals itself, 0.0 isn't -0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    return bool(a == b)
+
+
+def _shorter(line: str) -> str:
+    """``if not (a is b)`` as ``if a is not b``."""
+    return re.sub(r"if not \((\S+) is (\S+)\): return", r"if \1 is not \2: return", line)
+
+
+def _kind(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    return f"{type(obj).__name__}{f' {name}' if isinstance(name, str) else ''}"
+
+
+def _named(condition: str, constants: Constants) -> str:
+    """Known objects by their names, for people."""
+    def shown(match: re.Match[str]) -> str:
+        obj = constants.namespace.get(match[0])
+        name = getattr(obj, "__qualname__", None)
+        return name if isinstance(name, str) else match[0]
+
+    return re.sub(r"\bc\d+\b", shown, condition)

@@ -1,0 +1,67 @@
+"""PyTorch's global state, and what capture needs of PyTorch that is not public."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatefulSymbolicContext,
+)
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+from torch.utils._sympy.printers import PythonPrinter
+
+if TYPE_CHECKING:
+    from compiler.capture.trace import Trace
+
+__all__ = [
+    "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
+    "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "guard_state", "no_modes",
+    "overridable", "set_grad", "tracing",
+]  # fmt: skip
+enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
+enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode
+set_grad = torch._C._set_grad_enabled
+
+
+def no_modes() -> bool:
+    """Whether no torch function or dispatch mode, transform or tracer is at work."""
+    return (
+        torch._C._len_torch_function_stack() == 0
+        and _len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.jit.is_tracing()
+    )
+
+
+def guard_state(trace: Trace) -> None:
+    """Guard grad mode, autocast, determinism, default dtype, threads, and that no mode is on."""
+    add, name = trace.guards.add, trace.constants.name
+    state = GlobalStateGuard()
+    trace.constants.keep(state)
+    add(f"{name(state.check)}()", text="grad mode, autocast and other global state")
+    inference = torch.is_inference_mode_enabled()
+    add(f"{name(torch.is_inference_mode_enabled)}() is {inference}", text="inference mode")
+    functions, dispatches = torch._C._len_torch_function_stack, _len_torch_dispatch_stack
+    transforms = torch._C._functorch.peek_interpreter_stack
+    add(f"{name(functions)}() == 0", text="no torch function mode")
+    add(f"{name(dispatches)}() == 0", text="no torch dispatch mode")
+    add(f"{name(transforms)}() is None", text="no function transform")
+
+
+@functools.cache
+def overridable() -> frozenset[Any]:
+    """The functions and methods of torch that take tensors, by its own list."""
+    table = torch.overrides.get_overridable_functions()
+    found = [function for functions in table.values() for function in functions]
+    return frozenset(f for f in found if getattr(f, "__name__", "") != "__get__")

@@ -1,0 +1,284 @@
+"""One capture under way: what is known of objects from outside, and what was done to them."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from compiler.capture.guards import Guards
+from compiler.capture.sources import Constants, Source
+from compiler.capture.values import (
+    CellValue,
+    Constant,
+    DictValue,
+    Foreign,
+    FunctionValue,
+    Known,
+    Lazy,
+    ListValue,
+    MethodValue,
+    ObjectValue,
+    PartialValue,
+    Scope,
+    SetValue,
+    SliceValue,
+    TupleValue,
+    Unsupported,
+    Value,
+)
+
+LITERALS = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
+)
+IDENTITIES = (
+    type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType, enum.Enum,
+    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType,
+    types.CodeType, property, classmethod, staticmethod, functools.cached_property,
+)  # fmt: skip
+
+
+class Trace:
+    """``clock`` counts the instructions of the outermost function; ``breaking``: at this one."""
+
+    def __init__(self, extension: Callable[[Trace], Any]) -> None:
+        self.constants = Constants()
+        self.guards = Guards(self.constants)
+        self.clock = 0
+        self.depth = 0
+        self.dirty: dict[int, Value] = {}  # changed values from outside, in order
+        self.seen: dict[int, Value] = {}
+        self.inlined: set[str] = set()
+        self._kept: list[Any] = []
+        self.tensors = extension(self)
+
+    # ---- values from outside
+
+    def lazy(self, obj: Any, source: Source) -> Lazy:
+        return Lazy(obj, source, self.wrap)
+
+    def known(self, obj: Any, text: str = "") -> Value:
+        """A value for an object that is the same at every call."""
+        if type(obj) in LITERALS:
+            return Constant(obj)
+        return self.wrap(obj, self.constants.source(obj, text or _text(obj)))
+
+    def wrap(self, obj: Any, source: Source) -> Value:
+        """The value of an object from outside, and the guards on which it stands."""
+        found = self.seen.get(id(obj))
+        if found is not None:
+            self._same(source, obj, found.source)
+            return found
+        value = self._wrap(obj, source)
+        value.born = self.clock
+        if not isinstance(value, Constant):
+            self.seen[id(obj)] = value
+            self._kept.append(obj)
+        return value
+
+    def _same(self, source: Source, obj: Any, first: Source | None) -> None:
+        if first is None or first == source or source.expression == self.constants.name(obj):
+            return
+        if first.known and first.base is None:
+            self.guards.same(source, obj)
+        else:
+            self.guards.add("{} is {}", source, first)
+
+    def pin(self, obj: Any, source: Source) -> Source:
+        """Guard that the source leads to this very object; the source of what is known now."""
+        if source.expression != self.constants.name(obj):
+            self.guards.same(source, obj)
+        return self.constants.source(obj, source.text)
+
+    def typed(self, obj: Any, source: Source) -> Source:
+        """Guard the type; the identity where the way to the object is known by identity."""
+        if source.known:
+            return self.pin(obj, source)
+        self.guards.add(f"type({{}}) is {self.constants.name(type(obj))}", source)
+        return source
+
+    def _wrap(self, obj: Any, source: Source) -> Value:
+        cls = type(obj)
+        if cls in LITERALS:
+            number = self.tensors.number(obj, source)
+            if number is not None:
+                return number
+            self.guards.equal(source, obj)
+            return Constant(obj, source)
+        special = self.tensors.wrap(obj, source)
+        if special is not None:
+            return special
+        if cls in (tuple, list):
+            source = self.typed(obj, source)
+            return self._sequence(obj, source)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__bases__ == (tuple,):
+            return self._sequence(obj, self.typed(obj, source))
+        if cls in (dict, OrderedDict, defaultdict, types.MappingProxyType):
+            return self._dictionary(obj, source)
+        if cls in (set, frozenset):
+            return self._set(obj, source)
+        if cls is slice:
+            source = self.typed(obj, source)
+            parts = [(getattr(obj, n), source.attribute(n)) for n in ("start", "stop", "step")]
+            return SliceValue([self.lazy(*part) for part in parts])
+        if cls is types.FunctionType:
+            return self.function(obj, source)
+        if cls is types.MethodType:
+            source = self.typed(obj, source)
+            function = self.wrap(obj.__func__, source.attribute("__func__"))
+            receiver = self.wrap(obj.__self__, source.attribute("__self__"))
+            return MethodValue(receiver, function, obj.__name__)
+        if cls is types.CellType:
+            return self.cell(obj, self.pin(obj, source))
+        if cls is functools.partial:
+            return self._partial(obj, source)
+        if isinstance(obj, IDENTITIES):
+            return Known(obj, self.pin(obj, source))
+        if plain(cls):
+            return ObjectValue(cls, obj, self.typed(obj, source))
+        return Foreign(obj, source)
+
+    def _sequence(self, obj: Any, source: Source) -> Value:
+        def fill() -> list[Value]:
+            self.guards.add(f"len({{}}) == {len(obj)}", source)
+            return [self.lazy(item, source.item(k)) for k, item in enumerate(obj)]
+
+        if type(obj) is list:
+            return ListValue(None, source, fill)
+        return TupleValue(None, type(obj), source, fill)
+
+    def key_source(self, source: Source, key: Any) -> Source:
+        if type(key) in (int, str, bool, type(None)):
+            return source.item(key)
+        return source.then(f"{{}}[{self.constants.name(key)}]")
+
+    def _dictionary(self, obj: Any, source: Source) -> Value:
+        if not all(type(k) in LITERALS or isinstance(k, IDENTITIES) for k in obj):
+            return Foreign(obj, source)
+        source = self.typed(obj, source)
+        name = self.constants.name(list(obj))
+        self.guards.add(
+            f"list({{}}) == {name}", source, text=f"{source.text} has keys {list(obj)!r:.80}"
+        )
+        entries = {
+            k: (self.known(k), self.lazy(v, self.key_source(source, k))) for k, v in obj.items()
+        }
+        factory = None
+        if type(obj) is defaultdict:
+            factory = self.wrap(obj.default_factory, source.attribute("default_factory"))
+        cls = type(obj)
+        return DictValue(entries, cls, source, factory)  # type: ignore[arg-type]
+
+    def _set(self, obj: Any, source: Source) -> Value:
+        if not all(type(k) in LITERALS or isinstance(k, IDENTITIES) for k in obj):
+            return Foreign(obj, source)
+        source = self.typed(obj, source)
+        order = list(obj)  # sets of equal items may differ in it
+        self.guards.add(f"list({{}}) == {self.constants.name(order)}", source)
+        return SetValue({k: self.known(k) for k in order}, type(obj), source)
+
+    def function(self, obj: types.FunctionType, source: Source) -> FunctionValue:
+        """By identity where the way to it is known, else by its code: closures are made anew."""
+        if source.known:
+            source = self.pin(obj, source)
+        else:
+            self.guards.add(f"type({{}}) is {self.constants.name(type(obj))}", source)
+            self.guards.same(source.attribute("__code__"), obj.__code__)
+            self.guards.same(source.attribute("__globals__"), obj.__globals__)
+        value = FunctionValue(obj.__code__, obj.__globals__, obj.__qualname__, obj, source)
+        defaults = source.attribute("__defaults__")
+        value.defaults = [
+            self.lazy(d, defaults.item(k)) for k, d in enumerate(obj.__defaults__ or ())
+        ]
+        named = source.attribute("__kwdefaults__")
+        value.kwdefaults = {
+            k: self.lazy(d, named.item(k)) for k, d in (obj.__kwdefaults__ or {}).items()
+        }
+        cells = source.attribute("__closure__")
+        value.cells = [
+            self._inner_cell(c, cells.item(k)) for k, c in enumerate(obj.__closure__ or ())
+        ]
+        return value
+
+    def _inner_cell(self, cell: types.CellType, source: Source) -> CellValue:
+        if source.known:
+            source = self.constants.source(cell, source.text)
+        found = self.seen.get(id(cell))
+        if isinstance(found, CellValue):
+            self._same(source, cell, found.source)
+            return found
+        value = self.cell(cell, source)
+        self.seen[id(cell)] = value
+        self._kept.append(cell)
+        return value
+
+    def cell(self, cell: types.CellType, source: Source) -> CellValue:
+        try:
+            content = self.lazy(cell.cell_contents, source.attribute("cell_contents"))
+        except ValueError:
+            raise Unsupported("a variable of an outer function that has no value yet") from None
+        return CellValue(content, source, cell)
+
+    def _partial(self, obj: functools.partial[Any], source: Source) -> Value:
+        source = self.typed(obj, source)
+        args = source.attribute("args")
+        self.guards.add(f"len({{}}) == {len(obj.args)}", args)
+        names = source.attribute("keywords")
+        self.guards.add(f"list({{}}) == {self.constants.name(list(obj.keywords))}", names)
+        return PartialValue(
+            functools.partial,
+            self.wrap(obj.func, source.attribute("func")),
+            [self.lazy(a, args.item(k)) for k, a in enumerate(obj.args)],
+            {k: self.lazy(v, names.item(k)) for k, v in obj.keywords.items()},
+            source,
+        )
+
+    # ---- changes
+
+    def scope(self, real: dict[str, Any]) -> Scope:
+        found = self.seen.get(id(real))
+        if not isinstance(found, Scope):
+            found = Scope(real)
+            found.source = self.constants.source(real, "globals()")
+            self.seen[id(real)] = found
+        return found
+
+    def mutate(self, value: Value) -> None:
+        """Note that a value changes; one from outside is written back at the end."""
+        if value.source is not None:
+            self.dirty.setdefault(id(value), value)
+
+    def guard_distinct(self) -> None:
+        """A changed object must not turn up under another name at a later call."""
+        others = [v for v in self.seen.values() if isinstance(v, _MUTABLE)]
+        for changed in self.dirty.values():
+            for other in others:
+                if other is changed or other.cls is not changed.cls:
+                    continue
+                a, b = changed.source, other.source
+                if a is not None and b is not None and not (a.known and b.known):
+                    self.guards.late.append(
+                        ("{} is not {}", (a, b), f"{a.text} is not {b.text}")
+                    )
+
+
+_MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
+
+
+def plain(cls: type) -> bool:
+    """Whether instances keep what they have in ``__dict__`` or slots, and look it up as usual."""
+    return (
+        cls.__getattribute__ is object.__getattribute__
+        and type(cls).__getattribute__ is type.__getattribute__
+        and all(base is object or base.__flags__ & (1 << 9) for base in cls.__mro__)  # heap type
+        and cls.__new__ is object.__new__
+    )
+
+
+def _text(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    return name if isinstance(name, str) else type(obj).__name__

@@ -1,0 +1,512 @@
+"""What the interpreter computes with: stand-ins for the Python values of a run to come.
+
+A value knows its Python type (``cls``), where it came from if it existed before the call
+(``source``), and whatever can be said of it: a constant all, a list its items, a tensor (see
+``tensors``) its node in the graph. Containers from outside are filled in only when looked at, so
+that no more is guarded than was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from compiler.capture.sources import Source
+
+if TYPE_CHECKING:
+    from compiler.capture.interpreter import Frame
+
+
+class Unsupported(Exception):
+    """Not understood here, and left to Python: a graph break. The message says what it was."""
+
+
+class Value:
+    """``born`` is the instruction of the outermost function that made it."""
+
+    cls: type = object
+    source: Source | None = None
+    born: int = 0
+
+    def children(self) -> Sequence[Value]:
+        return ()
+
+
+class Null(Value):
+    """The NULL that calls keep on the stack."""
+
+
+NULL = Null()
+
+
+class Constant(Value):
+    """A number, text, None, or another immutable value that is known."""
+
+    def __init__(self, value: Any, source: Source | None = None) -> None:
+        self.value, self.cls, self.source = value, type(value), source
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value!r})"
+
+
+class Known(Value):
+    """An object known by identity: a class, a built-in function, a module, a singleton."""
+
+    def __init__(self, value: Any, source: Source | None = None) -> None:
+        self.value, self.cls, self.source = value, type(value), source
+
+    def __repr__(self) -> str:
+        return f"Known({self.value!r})"
+
+
+class Foreign(Value):
+    """An object from outside of which nothing is known but where it is."""
+
+    def __init__(self, obj: Any, source: Source) -> None:
+        self.cls, self.source, self.obj = type(obj), source, obj
+
+
+class Lazy(Value):
+    """A value from outside that nobody has looked at yet."""
+
+    def __init__(self, obj: Any, source: Source, wrap: Callable[[Any, Source], Value]) -> None:
+        self.obj, self.source, self.cls = obj, source, type(obj)
+        self._wrap: Callable[[Any, Source], Value] | None = wrap
+        self._value: Value | None = None
+
+    def look(self) -> Value:
+        if self._value is None:
+            assert self._wrap is not None and self.source is not None
+            self._value = self._wrap(self.obj, self.source)
+        return self._value
+
+    @property
+    def seen(self) -> Value | None:
+        return self._value
+
+
+def look(value: Value) -> Value:
+    """The value itself; whoever calls depends on what it is."""
+    return value.look() if isinstance(value, Lazy) else value
+
+
+class SequenceValue(Value):
+    """What lists and tuples share. ``fill`` gives the items of one from outside when needed."""
+
+    def __init__(
+        self, items: Sequence[Value] | None, cls: type, source: Source | None = None,
+        fill: Callable[[], list[Value]] | None = None,
+    ) -> None:  # fmt: skip
+        self.cls, self.source, self._fill = cls, source, fill
+        self._items = None if items is None else list(items)
+
+    @property
+    def items(self) -> list[Value]:
+        if self._items is None:
+            assert self._fill is not None
+            self._items = self._fill()
+        return self._items
+
+    def children(self) -> Sequence[Value]:
+        return self._items or ()
+
+
+class TupleValue(SequenceValue):
+    """A tuple, a named tuple, or a tensor's shape."""
+
+    def __init__(
+        self, items: Sequence[Value] | None, cls: type = tuple, source: Source | None = None,
+        fill: Callable[[], list[Value]] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(items, cls, source, fill)
+
+
+class ListValue(SequenceValue):
+    """``added`` are appended to a list from outside whose items nobody has looked at."""
+
+    def __init__(
+        self, items: Sequence[Value] | None, source: Source | None = None,
+        fill: Callable[[], list[Value]] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(items, list, source, fill)
+        self.added: list[Value] = []
+
+    @property
+    def filled(self) -> bool:
+        return self._items is not None
+
+    @property
+    def items(self) -> list[Value]:
+        if self._items is None:
+            assert self._fill is not None
+            self._items, self.added = self._fill() + self.added, []
+        return self._items
+
+    def children(self) -> Sequence[Value]:
+        return [*(self._items or ()), *self.added]
+
+
+class Key:
+    """A dictionary key that is compared by identity."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def key(value: Value) -> Any:
+    """What stands for a value in our own dictionaries: equal where Python's keys are equal."""
+    value = look(value)
+    if isinstance(value, Constant | Known):
+        hash(value.value)
+        return value.value
+    if isinstance(value, TupleValue):
+        return tuple(key(item) for item in value.items)
+    if type(value).__hash__ is object.__hash__ and not isinstance(
+        value, ListValue | DictValue | SetValue | SliceValue
+    ):
+        if isinstance(value, ObjectValue) and (
+            value.cls.__hash__ is not object.__hash__ or value.cls.__eq__ is not object.__eq__
+        ):
+            raise Unsupported(f"a {value.cls.__name__} as a key")
+        if isinstance(value, ByIdentity | ObjectValue | FunctionValue):
+            return Key(value)
+    raise Unsupported(f"a {value.cls.__name__} as a key")
+
+
+class ByIdentity(Value):
+    """Values that are hashed by identity, such as tensors and modules."""
+
+
+class DictValue(Value):
+    """``entries``: key to (the key's value, the value), in order. ``changed`` keys, or all."""
+
+    def __init__(
+        self, entries: dict[Any, tuple[Value, Value]], cls: type = dict,
+        source: Source | None = None, factory: Value | None = None,
+    ) -> None:  # fmt: skip
+        self.entries, self.cls, self.source, self.factory = entries, cls, source, factory
+        self.changed: dict[Any, None] = {}
+        self.rewritten = False
+
+    def children(self) -> Sequence[Value]:
+        return [v for pair in self.entries.values() for v in pair]
+
+
+class SetValue(Value):
+    """``entries`` in the order of insertion; ``uncertain``: Python's own order is not known."""
+
+    def __init__(
+        self, entries: dict[Any, Value], cls: type = set, source: Source | None = None,
+        uncertain: bool = False,
+    ) -> None:  # fmt: skip
+        self.entries, self.cls, self.source = entries, cls, source
+        self.uncertain = uncertain
+
+    def grow(self, name: Any, item: Value) -> None:
+        if name not in self.entries:
+            self.entries[name] = item
+            self.uncertain = self.uncertain or self.source is not None
+
+    def in_order(self) -> list[Value]:
+        """In the order in which Python goes through the set: by hashes, for constants."""
+        if self.source is not None and not self.uncertain:
+            return list(self.entries.values())
+        if len(self.entries) > 1:
+            if self.uncertain or not all(is_constant(v) for v in self.entries.values()):
+                raise Unsupported("the order of a set")
+            real: set[Any] = set()
+            for name in self.entries:
+                real.add(name)
+            return [self.entries[name] for name in real]
+        return list(self.entries.values())
+
+    def children(self) -> Sequence[Value]:
+        return list(self.entries.values())
+
+
+class SliceValue(Value):
+    cls = slice
+
+    def __init__(self, parts: Sequence[Value]) -> None:
+        self.parts = list(parts)
+
+    def children(self) -> Sequence[Value]:
+        return self.parts
+
+
+class CellValue(Value):
+    """A variable shared with inner functions. From outside, ``real`` is the cell."""
+
+    cls = type((lambda x: lambda: x)(0).__closure__[0])  # type: ignore[index]
+
+    def __init__(
+        self, content: Value | None, source: Source | None = None, real: Any = None
+    ) -> None:
+        self.content, self.source, self.real = content, source, real
+
+    def children(self) -> Sequence[Value]:
+        return () if self.content is None else (self.content,)
+
+
+class FunctionValue(Value):
+    """A Python function, from outside (``real``) or made inside."""
+
+    cls = FunctionType
+
+    def __init__(
+        self, code: CodeType, scope: dict[str, Any], name: str, real: FunctionType | None = None,
+        source: Source | None = None,
+    ) -> None:  # fmt: skip
+        self.code, self.scope, self.name, self.real, self.source = code, scope, name, real, source
+        self.defaults: list[Value] = []
+        self.kwdefaults: dict[str, Value] = {}
+        self.cells: list[CellValue] = []
+        self.attributes: dict[str, Value] = {}
+
+    def children(self) -> Sequence[Value]:
+        return [*self.defaults, *self.kwdefaults.values(), *self.cells, *self.attributes.values()]
+
+
+class MethodValue(Value):
+    """``function`` with its first argument given."""
+
+    cls = MethodType
+
+    def __init__(self, receiver: Value, function: Value, name: str = "") -> None:
+        self.receiver, self.function, self.name = receiver, function, name
+
+    def children(self) -> Sequence[Value]:
+        return (self.receiver, self.function)
+
+
+class NamedMethod(Value):
+    """A built-in method of a value, such as ``append`` of a list."""
+
+    cls = type([].append)
+
+    def __init__(self, receiver: Value, name: str) -> None:
+        self.receiver, self.name = receiver, name
+
+    def children(self) -> Sequence[Value]:
+        return (self.receiver,)
+
+
+class PartialValue(Value):
+    """A ``functools.partial``."""
+
+    def __init__(
+        self, cls: type, function: Value, args: list[Value], kwargs: dict[str, Value],
+        source: Source | None = None,
+    ) -> None:  # fmt: skip
+        self.cls, self.function, self.args, self.kwargs = cls, function, args, kwargs
+        self.source = source
+
+    def children(self) -> Sequence[Value]:
+        return [self.function, *self.args, *self.kwargs.values()]
+
+
+class ObjectValue(Value):
+    """An instance of a Python class; ``obj`` if it is from outside.
+
+    ``attributes`` are those that were set or looked up here; a None was deleted.
+    """
+
+    def __init__(self, cls: type, obj: Any = None, source: Source | None = None) -> None:
+        self.cls, self.obj, self.source = cls, obj, source
+        self.attributes: dict[str, Value] = {}
+        self.changed: dict[str, None] = {}
+        self.arguments: list[Value] = []  # of an exception, which keeps what it was made with
+
+    def children(self) -> Sequence[Value]:
+        return [*self.attributes.values(), *self.arguments]
+
+
+class Scope(Value):
+    """A module's globals, when a function changes them."""
+
+    def __init__(self, real: dict[str, Any]) -> None:
+        self.real = real
+        self.changed: dict[str, Value] = {}
+
+
+class SuperValue(Value):
+    cls = super
+
+    def __init__(self, after: type, receiver: Value, of: type) -> None:
+        self.after, self.receiver, self.of = after, receiver, of
+
+    def children(self) -> Sequence[Value]:
+        return (self.receiver,)
+
+
+class IteratorValue(Value):
+    """Where a loop stands. ``named``: a variable may hold it too, so it must not be drained."""
+
+    named = False
+
+    def advance(self, frame: Frame) -> Value | None:
+        raise NotImplementedError
+
+    def drainable(self) -> bool:
+        return not self.named
+
+
+class ItemIterator(IteratorValue):
+    """Over items, which for a list may still grow."""
+
+    def __init__(self, items: list[Value], place: int = 0) -> None:
+        self.items, self.place, self.cls = items, place, type(iter(()))
+
+    def advance(self, frame: Frame | None = None) -> Value | None:
+        if self.place >= len(self.items):
+            return None
+        self.place += 1
+        return look(self.items[self.place - 1])
+
+    def children(self) -> Sequence[Value]:
+        return self.items[self.place :]
+
+
+class ZipIterator(IteratorValue):
+    cls = zip
+
+    def __init__(self, parts: list[IteratorValue], strict: bool = False) -> None:
+        self.parts, self.strict = parts, strict
+
+    def advance(self, frame: Frame) -> Value | None:
+        found = []
+        for k, part in enumerate(self.parts):
+            item = part.advance(frame)
+            if item is None:
+                if self.strict and (k or any(p.advance(frame) is not None for p in self.parts[1:])):
+                    raise Unsupported("zip() with strict over different lengths")
+                return None
+            found.append(item)
+        return TupleValue(found) if found else None
+
+    def drainable(self) -> bool:
+        return not self.named and not self.strict and all(p.drainable() for p in self.parts)
+
+    def children(self) -> Sequence[Value]:
+        return self.parts
+
+
+class EnumerateIterator(IteratorValue):
+    cls = enumerate
+
+    def __init__(self, part: IteratorValue, count: int) -> None:
+        self.part, self.count = part, count
+
+    def advance(self, frame: Frame) -> Value | None:
+        item = self.part.advance(frame)
+        if item is None:
+            return None
+        self.count += 1
+        return TupleValue([Constant(self.count - 1), item])
+
+    def drainable(self) -> bool:
+        return not self.named and self.part.drainable()
+
+    def children(self) -> Sequence[Value]:
+        return (self.part,)
+
+
+class MapIterator(IteratorValue):
+    """``map`` or ``filter``: calls a function when asked for an item."""
+
+    def __init__(self, cls: type, function: Value, parts: list[IteratorValue]) -> None:
+        self.cls, self.function, self.parts = cls, function, parts
+
+    def advance(self, frame: Frame) -> Value | None:
+        while True:
+            items = [part.advance(frame) for part in self.parts]
+            found = [item for item in items if item is not None]
+            if len(found) < len(items):
+                return None
+            if self.cls is map:
+                return look(frame.call(self.function, found))
+            if isinstance(self.function, Constant):
+                kept = frame.truth(found[0])
+            else:
+                kept = frame.truth(look(frame.call(self.function, found)))
+            if kept:
+                return found[0]
+
+    def drainable(self) -> bool:
+        return False
+
+    def children(self) -> Sequence[Value]:
+        return (self.function, *self.parts)
+
+
+class Generator(IteratorValue):
+    """A generator function's frame, which goes on where it stopped."""
+
+    def __init__(self, inner: Frame) -> None:
+        self.inner, self.cls, self.done = inner, type(_ for _ in ()), False
+
+    def advance(self, frame: Frame) -> Value | None:
+        if self.done:
+            return None
+        value = self.inner.go_on()
+        self.done = value is None
+        return value
+
+    def drainable(self) -> bool:
+        return False
+
+    def children(self) -> Sequence[Value]:
+        return [*self.inner.slots.values(), *self.inner.stack]
+
+
+def constant(value: Value) -> Any:
+    """The Python object that a value is known to be; raises NotConstant otherwise."""
+    value = look(value)
+    if isinstance(value, Constant | Known):
+        return value.value
+    if isinstance(value, TupleValue) and value.cls in (tuple,):
+        return tuple(constant(item) for item in value.items)
+    if isinstance(value, ListValue):
+        return [constant(item) for item in value.items]
+    if isinstance(value, DictValue) and value.cls is dict:
+        return {constant(k): constant(v) for k, v in value.entries.values()}
+    if isinstance(value, SetValue):
+        return value.cls(constant(v) for v in value.entries.values())
+    if isinstance(value, SliceValue):
+        return slice(*(constant(part) for part in value.parts))
+    raise NotConstant
+
+
+class NotConstant(Exception):
+    pass
+
+
+def is_constant(value: Value) -> bool:
+    try:
+        constant(value)
+    except NotConstant:
+        return False
+    return True
+
+
+def everything(roots: Sequence[Value]) -> Iterator[Value]:
+    """Values and all that can be reached from them, each once."""
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Lazy):
+            if value.seen is None:
+                continue
+            value = value.seen
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            waiting.extend(value.children())
