@@ -1,7 +1,7 @@
-"""DLRM's variants as cases of ``python -m compiler.survey``, and one that does all that breaks graphs.
+"""DLRM's variants as cases of ``python -m compiler.survey``, and one that does all that breaks.
 
-``Guarded`` is a DLRM as services run it: it logs, refuses bad data, and has a branch that depends on
-the logits. Mended, it is one graph, forward and backward.
+``Guarded`` is a DLRM as services run it: it logs, refuses bad data, and has a branch that depends
+on the logits. Mended, it is one graph, forward and backward.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from compiler.survey.run import GROUPS, survey
 from compiler.survey.case import SurveyError
+from compiler.survey.run import GROUPS, survey
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,21 +12,22 @@ import logging
 import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from compiler.survey.case import call
+from compiler.survey.case import Arguments, call
 from compiler.survey.effects import recording
 from compiler.survey.observe import Observed, observe
 
 LOGGERS = tuple(
     f"torch._dynamo.{module}.__graph_breaks" for module in ("symbolic_convert", "convert_frame")
 )
-DYNAMO_ERRORS = (torch._dynamo.exc.TorchDynamoException,)
+Errors = tuple[type[BaseException], ...]
+DYNAMO_ERRORS: Errors = (torch._dynamo.exc.TorchDynamoException,)
 _PLACE = re.compile(r"Graph break.* in user code at (.+?):(\d+)\nGraph Break Reason: ")
 _SKIPPED = re.compile(r"Graph break: torch.compile cannot properly resume")
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
@@ -121,36 +122,51 @@ def listening() -> Iterator[list[Break]]:
             logger.propagate = propagate
 
 
-Make = Callable[[], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
+@dataclass
+class Made:
+    """A fresh callable and its calls.
+
+    * ``owner``: the module whose parameters and buffers are looked at.
+    * ``within``: where all calls are made: mended modules are of other classes there.
+    """
+
+    function: Callable[..., Any]
+    calls: Sequence[Arguments]
+    owner: Callable[..., Any]
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def observed(
+        self, compiled: Callable[..., Any], backward: bool = True, let: Errors = ()
+    ) -> list[Observed]:
+        """The calls, made with what was compiled from ``function``."""
+        with self.within():
+            return observe(compiled, self.calls, self.owner, backward, let)
+
+
+Make = Callable[[], Made]
 
 
 def breaks_of(make: Make) -> Dynamo:
     """Capture by TorchDynamo: graphs and breaks, then whether ``fullgraph=True`` accepts it."""
     found = Dynamo()
-    function, calls = make()
-    with recording(), listening() as heard:
+    made = make()
+    with recording(), listening() as heard, made.within():
         try:
-            found.graphs = call(torch._dynamo.explain(function), calls[0]).graph_count
+            found.graphs = call(torch._dynamo.explain(made.function), made.calls[0]).graph_count
         except Exception as error:
             raise RuntimeError(f"the first call must not raise: {error!r}") from error
     found.breaks += heard
-    function, calls = make()
+    made = make()
     with listening() as heard:  # again, and the other calls: they may break elsewhere
-        observe(torch.compile(function, backend="eager"), calls, function, backward=False)
-    found.breaks += heard
-    found.breaks = list(dict.fromkeys(found.breaks))
+        made.observed(torch.compile(made.function, backend="eager"), backward=False)
+    found.breaks = list(dict.fromkeys([*found.breaks, *heard]))
+    torch._dynamo.reset()
+    made = make()
     try:
-        whole(make)
+        whole = torch.compile(made.function, backend="eager", fullgraph=True)
+        made.observed(whole, backward=False, let=DYNAMO_ERRORS)
         found.whole = not found.breaks
     except DYNAMO_ERRORS as error:
         found.refused = str(error).strip().split("\n")[0]
     torch._dynamo.reset()
     return found
-
-
-def whole(make: Make, backend: Any = "eager") -> list[Observed]:
-    """All calls with ``fullgraph=True``; raises TorchDynamo's error where it cannot."""
-    torch._dynamo.reset()
-    function, calls = make()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    return observe(compiled, calls, function, let=DYNAMO_ERRORS)

@@ -106,7 +106,7 @@ def graphmend_fixes(found: Break) -> bool:
     if kind != BRANCH or not isinstance(statement, ast.If):
         return False
     then, other = statement.body, statement.orelse
-    if not other or len(other) == 1 and isinstance(other[0], ast.If):
+    if not other or (len(other) == 1 and isinstance(other[0], ast.If)):
         return False  # no else; an elif chain
     return _targets(then) is not None and _targets(then) == _targets(other)
 

@@ -21,10 +21,11 @@ import torch
 from torch import fx
 
 from compiler.backend import dlrm
+from compiler.survey.breaks import Made
 from compiler.survey.case import Case, call
 from compiler.survey.effects import recording
 from compiler.survey.table import markdown
-from compiler.survey.ways import WAYS, compiled
+from compiler.survey.ways import WAYS, compiled, made_for, original
 
 TURN = 0.05  # seconds of calls in a turn
 
@@ -68,8 +69,8 @@ def _race(case: Case, rounds: int) -> dict[str, Timed]:
     runs: dict[str, Callable[[], Any]] = {}
     timed = {name: Timed() for name in ("eager", *WAYS)}
     torch._dynamo.reset()
-    function, calls = _made(case)
-    runs["eager"] = lambda: call(function, calls[0])
+    eager = original(case)
+    runs["eager"] = lambda: call(eager.function, eager.calls[0])
     for name in WAYS:
         try:
             with _empty_cache():
@@ -87,17 +88,20 @@ def _race(case: Case, rounds: int) -> dict[str, Timed]:
     return timed
 
 
-def _made(case: Case) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-    torch.manual_seed(0)
-    return case.make()
-
-
 def _first_call(case: Case, way: str) -> tuple[Callable[[], Any], float]:
-    function, calls = _made(case)
     start = time.perf_counter()
-    run = compiled(way, function, dlrm)
-    call(run, calls[0])
-    return lambda: call(run, calls[0]), time.perf_counter() - start
+    made = made_for(way, case)
+    run = _runner(made, compiled(way, made, dlrm))
+    run()
+    return run, time.perf_counter() - start
+
+
+def _runner(made: Made, run: Callable[..., Any]) -> Callable[[], Any]:
+    def once() -> Any:
+        with made.within():
+            return call(run, made.calls[0])
+
+    return once
 
 
 def _overhead(case: Case, way: str) -> float | None:
@@ -116,12 +120,12 @@ def _overhead(case: Case, way: str) -> float | None:
 
         return run
 
-    function, calls = _made(case)
-    run = compiled(way, function, constant)
-    call(run, calls[0])
+    made = made_for(way, case)
+    run = _runner(made, compiled(way, made, constant))
+    run()
     if graphs != 1:
         return None
-    return min(_seconds(lambda: call(run, calls[0]), 50) for _ in range(5))
+    return min(_seconds(run, 50) for _ in range(5))
 
 
 def _seconds(run: Callable[[], Any], count: int) -> float:

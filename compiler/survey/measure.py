@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,24 +26,12 @@ from compiler.mend.findings import Finding
 from compiler.survey.breaks import DYNAMO_ERRORS, Make, breaks_of
 from compiler.survey.case import Case
 from compiler.survey.kinds import graphmend_fixes, kind_of
-from compiler.survey.observe import Observed, differences, observe
+from compiler.survey.observe import Observed, differences
 from compiler.survey.ours import captured
-from compiler.survey.ways import Mended, reordering
+from compiler.survey.way import Way
+from compiler.survey.ways import made_for, mended, original, reordering
 
 WAYS = ("dynamo", "mended", "capture", "mended capture", "reordered")
-
-
-@dataclass
-class Way:
-    """One way's figures. ``differs``: what was not as in eager mode."""
-
-    graphs: int
-    breaks: list[str]  # file:line: reason
-    kinds: list[str]  # of each break
-    whole: bool
-    refused: str = ""
-    differs: list[str] = field(default_factory=list)
-    graphmend: list[str] = field(default_factory=list)  # file:line of breaks that it would fix
 
 
 @dataclass
@@ -85,32 +74,26 @@ class Row:
 def measure(case: Case, group: str, ways: Sequence[str] = WAYS) -> Row:
     """Run a case in each of ``ways`` and compare it with eager mode."""
     row = Row(group, case.name, case.family, case.expect)
-
-    def make() -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]:
-        torch.manual_seed(0)
-        return case.make()
-
-    function, calls = make()
-    expected = observe(function, calls, backward=case.backward)
+    made = original(case)
+    expected = made.observed(made.function, case.backward)
 
     def compare(found: Sequence[Observed]) -> list[str]:
         return differences(found, expected, case.rtol, case.atol)
 
-    mended = Mended(make)
-    if "mended" in ways or "mended capture" in ways:
-        function, calls = mended()
-        row.findings = [_finding(f) for f in mended.findings]
-        row.mended_eager_differs = compare(observe(function, calls, backward=case.backward))
+    if any(way.startswith("mended") for way in ways):
+        made, findings = mended(case)
+        row.findings = [_finding(f) for f in findings]
+        row.mended_eager_differs = compare(made.observed(made.function, case.backward))
     for way in ways:
-        source: Make = mended if way.startswith("mended") else make
+        make = partial(made_for, way, case)
         if way.endswith("capture"):
-            row.ways[way] = captured(source, compare, case.backward)
+            row.ways[way] = captured(make, compare, case.backward)
         elif way == "reordered":
             with reordering():
-                row.ways[way] = _dynamo(source, compare, case.backward, "eager")
+                row.ways[way] = _dynamo(make, compare, case.backward, "eager")
         else:
             backend = "aot_eager" if way == "mended" else "eager"
-            row.ways[way] = _dynamo(source, compare, case.backward, backend)
+            row.ways[way] = _dynamo(make, compare, case.backward, backend)
     return row
 
 
@@ -118,11 +101,10 @@ def _dynamo(
     make: Make, compare: Callable[[Sequence[Observed]], list[str]], backward: bool, backend: str
 ) -> Way:
     found = breaks_of(make)
-    torch._dynamo.reset()
-    function, calls = make()
-    compiled = torch.compile(function, backend=backend, fullgraph=found.whole)
+    made = make()
+    compiled = torch.compile(made.function, backend=backend, fullgraph=found.whole)
     try:
-        differs = compare(observe(compiled, calls, function, backward, let=DYNAMO_ERRORS))
+        differs = compare(made.observed(compiled, backward, DYNAMO_ERRORS))
     except DYNAMO_ERRORS as error:
         differs = [f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"]
     torch._dynamo.reset()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from compiler.survey.kinds import KINDS
-from compiler.survey.measure import Row, Way
+from compiler.survey.measure import Row
+from compiler.survey.way import Way
 
 LEGEND = """\
 Graphs: of the first call. Breaks: places in the source, over all calls. Whole: every call ran as

@@ -5,9 +5,8 @@ from __future__ import annotations
 import builtins
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,33 +14,36 @@ import torch
 from compiler.capture import capture
 from compiler.mend.findings import Finding
 from compiler.mend.live import mend_callable
-from compiler.survey.breaks import Make
-
+from compiler.survey.breaks import Made
+from compiler.survey.case import Case
 
 WAYS = ("dynamo", "mended", "capture", "mended capture")
 
 
-def compiled(way: str, function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
-    """The function in one of ``WAYS``, before its first call."""
-    if way.startswith("mended"):
-        function = mend_callable(function)
+def original(case: Case) -> Made:
+    """The case as it is."""
+    torch.manual_seed(0)
+    function, calls = case.make()
+    return Made(function, calls, function)
+
+
+def mended(case: Case) -> tuple[Made, list[Finding]]:
+    """The case with its callable mended, and what mending found."""
+    made = original(case)
+    result = mend_callable(made.function)
+    return Made(result.call, made.calls, made.function, result.swapped), list(result.findings)
+
+
+def made_for(way: str, case: Case) -> Made:
+    """The case in the form that one of ``WAYS`` compiles."""
+    return mended(case)[0] if way.startswith("mended") else original(case)
+
+
+def compiled(way: str, made: Made, backend: Any) -> Callable[..., Any]:
+    """The callable behind the front end of one of ``WAYS``, before its first call."""
     if way.endswith("capture"):
-        return capture(function, backend)
-    return torch.compile(function, backend=backend)
-
-
-@dataclass
-class Mended:
-    """A maker of mended callables, and what mending found in the last one."""
-
-    make_original: Make
-    findings: list[Finding] = field(default_factory=list)
-
-    def __call__(self) -> tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]:
-        function, calls = self.make_original()
-        result = mend_callable(function)
-        self.findings = list(result.findings)
-        return result, calls
+        return capture(made.function, backend)  # type: ignore[no-any-return]
+    return torch.compile(made.function, backend=backend)
 
 
 @contextmanager

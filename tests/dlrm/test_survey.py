@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 import compiler
 from compiler.options import listening
 from compiler.survey.breaks import breaks_of
+from compiler.survey.ways import original
 from dlrm.survey import CASES, Guarded
 
 FLAGSHIP = CASES[-1]
@@ -52,7 +53,7 @@ def _run(
 
 
 def test_it_breaks_without_mending() -> None:
-    found = breaks_of(_made)
+    found = breaks_of(lambda: original(FLAGSHIP))
     assert not found.whole
     assert len(found.places) >= 3  # the log, the check, the branch
 
@@ -107,6 +108,6 @@ def test_our_capture_makes_it_one_graph() -> None:
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=lambda case: case.name)
 def test_variants_are_whole_for_torchdynamo(case: Any) -> None:
-    found = breaks_of(case.make)
+    found = breaks_of(lambda: original(case))
     assert found.whole, (found.refused, found.breaks)
     assert found.graphs == 1

@@ -207,10 +207,12 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
         encoder("XLNetModel", "XLNetConfig", vocab_size=WORDS, d_model=WIDTH, n_layer=2, n_head=4,
                 d_inner=128), "whole"),
 }  # fmt: skip
+HALF = {"rtol": 2e-2, "atol": 2e-3}
+SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 CASES: tuple[Case, ...] = tuple(
     Case(
-        name, "model", make, expect, needs=NEEDS,
-        backward=make is not reformer, rtol=2e-2 if "half" in name else 1e-4, atol=2e-3 if "half" in name else 1e-5,
+        name, "model", make, expect, needs=NEEDS, backward=make is not reformer,
+        **HALF if "half" in name else SINGLE,
     )
     for name, (make, expect) in _BUILDERS.items()
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from compiler.survey.breaks import breaks_of
+from compiler.survey.breaks import Made, breaks_of
 from compiler.survey.kinds import graphmend_fixes, kind_of
 
 
@@ -92,7 +92,7 @@ def loops(x: Tensor) -> Tensor:
 def test_a_break_has_its_place_and_kind(
     function: Callable[..., Any], kinds: list[str], graphmend: list[bool]
 ) -> None:
-    found = breaks_of(lambda: (function, [(tensor([2.0, 1.0]),)]))
+    found = breaks_of(lambda: Made(function, [(tensor([2.0, 1.0]),)], function))
     assert [kind_of(b) for b in found.places] == kinds
     assert [graphmend_fixes(b) for b in found.places] == graphmend
     assert found.whole == (not kinds)
@@ -104,7 +104,7 @@ def test_a_break_has_its_place_and_kind(
 
 def test_all_calls_count() -> None:
     calls = [(tensor([1.0]),), (tensor([-1.0]),)]
-    found = breaks_of(lambda: (prints_below, calls))
+    found = breaks_of(lambda: Made(prints_below, calls, prints_below))
     assert [kind_of(b) for b in found.places] == ["branch", "print"]
 
 
@@ -116,4 +116,4 @@ def prints_below(x: Tensor) -> Tensor:
 
 def test_a_first_call_that_raises_is_refused() -> None:
     with pytest.raises(RuntimeError, match="first call must not raise"):
-        breaks_of(lambda: (raises, [(tensor([-1.0]),)]))
+        breaks_of(lambda: Made(raises, [(tensor([-1.0]),)], raises))
