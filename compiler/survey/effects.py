@@ -44,8 +44,8 @@ class _Handler(logging.Handler):
 def recording() -> Iterator[list[Effect]]:
     """Collect the effects of what runs inside, in order; nothing reaches the terminal.
 
-    The root logger's level is INFO meanwhile; others hold as they are set. PyTorch's own warnings do
-    not count: it gives some once in a process, and some only while compiling.
+    The root logger's level is INFO meanwhile; others hold as they are set. PyTorch's own warnings
+    do not count: it gives some once in a process, and some only while compiling.
     """
     effects: list[Effect] = []
 

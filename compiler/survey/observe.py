@@ -124,16 +124,33 @@ def copied(value: Any) -> Any:
 
 
 def differences(
-    found: Sequence[Observed], expected: Sequence[Observed], rtol: float, atol: float
+    observed: Sequence[Observed], expected: Sequence[Observed], rtol: float, atol: float
 ) -> list[str]:
-    """What differs, in words, each with the number of its call; empty if nothing does."""
+    """What differs, in words, each with the number of its call; empty if nothing does.
+
+    No gradient counts as a gradient of zeros: what a branch that is not taken reads has no gradient
+    in eager mode, and one of zeros where both sides are in the graph.
+    """
     said = []
-    for k, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    for k, (ours, theirs) in enumerate(zip(observed, expected, strict=True)):
         for name in ("outcome", "effects", "gradients", "inputs", "state"):
-            text = _difference(getattr(ours, name), getattr(theirs, name), rtol, atol)
+            found, wanted = getattr(ours, name), getattr(theirs, name)
+            if name == "gradients":
+                found, wanted = _zeros_for_none(found, wanted), _zeros_for_none(wanted, found)
+            text = _difference(found, wanted, rtol, atol)
             if text:
                 said.append(f"call {k + 1}: {name}: {text}")
     return said
+
+
+def _zeros_for_none(
+    gradients: dict[str, Tensor | None], others: dict[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """Zeros where a gradient is missing that the other side has."""
+    return {
+        name: torch.zeros_like(other) if own is None and other is not None else own
+        for (name, own), other in zip(gradients.items(), others.values(), strict=True)
+    }
 
 
 def _difference(ours: Any, theirs: Any, rtol: float, atol: float) -> str:

@@ -14,7 +14,7 @@ from compiler.survey.way import Way
 LEGEND = """\
 Graphs: of the first call. Breaks: places in the source, over all calls. Whole: every call ran as
 one graph, with `fullgraph=True`. Equal: results or exceptions, effects in order, gradients, inputs
-and buffers as in eager mode, in every way that was run."""
+and buffers as in eager mode, in every way that was run (no gradient counts as one of zeros)."""
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
