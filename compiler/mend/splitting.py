@@ -19,7 +19,7 @@ from compiler.mend.formatting import formats, pure
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp)
 STRUCTURE = (
     ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp,
-    ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.Attribute,
+    ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Attribute,
 )  # fmt: skip
 
 
@@ -52,6 +52,8 @@ class Splitter:
             return self.later(self.replacing[tree.id])
         if isinstance(tree, ast.Name) and tree.id in self._bound:
             return copy.deepcopy(tree)
+        if isinstance(tree, ast.Starred):
+            return placed(ast.Starred(self.later(tree.value), ast.Load()), tree)
         if not self._put_off(tree):
             return self._in_place(tree)
         if isinstance(tree, ast.Name) or (isinstance(tree, ast.Attribute) and _chain(tree)):

@@ -361,9 +361,25 @@ class Walker:
             if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
                 raise Declined(f"its condition evaluates {ast.unparse(node)}")
         try:
-            return Conditions(self.flow, s).test(copy.deepcopy(s.test))
+            return _Conditions(self.flow, s).test(copy.deepcopy(s.test))
         except (Decline, NeedsStatement) as reason:
             raise Declined(str(reason)) from None
+
+
+class _Conditions(Conditions):
+    """Also sees through ``x.item() > y`` where it is not known what ``y`` is."""
+
+    def test(self, tree: ast.expr) -> ast.expr:
+        match tree:
+            case ast.Compare(left=left, ops=[_], comparators=[right]):
+                sorts = self.sort(left), self.sort(right)
+                if Sort.ITEM in sorts and Sort.UNKNOWN in sorts:
+                    sides = [
+                        self.number(side) if sort is Sort.ITEM else self.value(side)
+                        for side, sort in zip((left, right), sorts, strict=True)
+                    ]
+                    return placed(ast.Compare(sides[0], tree.ops, sides[1:]), tree)
+        return super().test(tree)
 
 
 @dataclass
