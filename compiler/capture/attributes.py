@@ -67,7 +67,7 @@ def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
 
 
 def _builtin_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
-    found = getattr(owner.cls, name, _ABSENT)
+    found = lookup(owner.cls, name)
     if found is _ABSENT:
         return None
     if isinstance(found, _BUILTIN_METHODS):

@@ -43,6 +43,10 @@ def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Val
     if special_meaning is not None:
         return special_meaning  # type: ignore[no-any-return]
     if isinstance(function, FunctionValue):
+        if function.real in library.SHORTCUTS:
+            shortcut = library.SHORTCUTS[function.real](frame, *args, **kwargs)
+            if shortcut is not None:
+                return shortcut
         return call_function(frame, function, args, kwargs)
     if isinstance(function, MethodValue):
         return frame.call(function.function, [function.receiver, *args], kwargs)

@@ -31,7 +31,7 @@ class Guards:
 
     def same(self, source: Source, obj: Any) -> None:
         """The source still leads to this very object."""
-        name = self.constants.name(obj)
+        name = repr(obj) if obj is None or type(obj) is bool else self.constants.keep(obj)
         self.add(f"{{}} is {name}", source, text=f"{source.text} is the same {_kind(obj)}")
 
     def equal(self, source: Source, constant: Any) -> None:
@@ -45,7 +45,8 @@ class Guards:
                 text=f"{source.text} == {constant!r:.60}",
             )  # fmt: skip
         else:
-            name = self.constants.name(constant)
+            plain = type(constant) is int
+            name = repr(constant) if plain else self.constants.keep(constant)
             self.add(
                 f"same({{}}, {name})", source, text=f"{source.text} == {constant!r:.60}"
             )

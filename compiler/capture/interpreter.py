@@ -18,6 +18,7 @@ from compiler.capture import polyfills
 from compiler.capture.attributes import special
 from compiler.capture.bytecode import NULL_LAST, Instruction, decode
 from compiler.capture.calls import call, truth
+from compiler.capture.methods import set_item
 from compiler.capture.trace import Trace
 from compiler.capture.values import (
     NULL,
@@ -96,7 +97,9 @@ class Frame:
         return value
 
     def push(self, value: Value) -> None:
-        self.stack.append(look(value))
+        value = look(value)
+        value.born = value.born or self.trace.clock
+        self.stack.append(value)
 
     def pop(self) -> Value:
         return look(self.stack.pop())
@@ -481,20 +484,21 @@ def _(f: Frame, one: Instruction) -> None:
 @instruction("LIST_APPEND")
 def _(f: Frame, one: Instruction) -> None:
     item = f.stack.pop()
+    f.trace.mutate(f.stack[-one.arg])  # behind a break, the list is from outside
     f.stack[-one.arg].items.append(item)  # type: ignore[attr-defined]
 
 
 @instruction("SET_ADD")
 def _(f: Frame, one: Instruction) -> None:
     item = f.stack.pop()
+    f.trace.mutate(f.stack[-one.arg])
     f.stack[-one.arg].grow(key(item), item)  # type: ignore[attr-defined]
 
 
 @instruction("MAP_ADD")
 def _(f: Frame, one: Instruction) -> None:
     k, v = f.take(2)
-    entries = f.stack[-one.arg].entries  # type: ignore[attr-defined]
-    entries[key(k)] = (entries.get(key(k), (k, v))[0], v)
+    set_item(f, f.stack[-one.arg], k, v)  # type: ignore[arg-type]
 
 
 @instruction("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")

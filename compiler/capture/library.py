@@ -18,6 +18,7 @@ from compiler.capture.attributes import (
     class_attribute,
     get_attribute,
     known_name,
+    lookup,
     set_attribute,
     set_own,
     special,
@@ -66,6 +67,7 @@ PURE |= {f for n, f in vars(operator).items() if callable(f) and not n.startswit
 _BINARY = (
     "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
 )
+_COMPARED = ("__lt__", "__gt__", "__le__", "__ge__", "__eq__", "__ne__")
 _REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
@@ -214,12 +216,15 @@ def _containers(frame: Frame, name: str, a: Value, b: Value) -> Value | None:
 def _by_class(
     frame: Frame, a: Value, b: Value, names: list[str], reflected: str
 ) -> Value | None:
-    """The operator methods of user classes; a subclass's reflected one would come first."""
+    """The operator methods of user classes; a subclass's own reflected one comes first."""
     if not isinstance(a, ObjectValue) and not isinstance(b, ObjectValue):
         return None
-    if b.cls is not a.cls and issubclass(b.cls, a.cls):
-        raise Unsupported("an operator between a class and its subclass")
-    calls = [(name, a, b) for name in names] + ([(reflected, b, a)] if b.cls is not a.cls else [])
+    calls = [(name, a, b) for name in names]
+    if b.cls is not a.cls or reflected in _COMPARED:
+        first = b.cls is not a.cls and issubclass(b.cls, a.cls) and (
+            reflected in _COMPARED or lookup(b.cls, reflected) is not lookup(a.cls, reflected)
+        )  # fmt: skip
+        calls.insert(0 if first else len(calls), (reflected, b, a))
     for name, left, right in calls:
         method = special(frame, left, name)
         if method is not None:
@@ -304,6 +309,13 @@ def _identical(frame: Frame, a: Value, b: Value) -> bool:
     if a.cls is b.cls and isinstance(a, FunctionValue | TupleValue) and a.cls is not tuple:
         raise Unsupported("the identity of functions")
     return False
+
+
+def alike(frame: Frame, a: Value, b: Value) -> Value | None:
+    """For ``polyfills.alike``: constants without asking for their identity."""
+    if isinstance(a, Constant) and isinstance(b, Constant) and a.value == a.value:
+        return Constant(a.value == b.value)
+    return None
 
 
 @handles(operator.not_)
@@ -684,14 +696,17 @@ HANDLERS[itertools.chain.from_iterable] = lambda frame, items: ItemIterator(
 # ---- text
 
 
-@handles(polyfills.formatted)
-def _(frame: Frame, value: Value, conversion: Value, spec: Value) -> Value | None:
+def formatted(frame: Frame, value: Value, conversion: Value, spec: Value) -> Value | None:
+    """For ``polyfills.formatted``: constants at once."""
     value = frame.trace.tensors.specialised(value)
     if is_constant(value) and is_constant(spec):
         return folded(frame, polyfills.formatted, [value, conversion, spec], {})
-    return look(
-        frame.call(frame.trace.known(polyfills.formatted), [value, conversion, spec])
-    )
+    return None
+
+
+SHORTCUTS: dict[Any, Callable[..., Value | None]] = {
+    polyfills.alike: alike, polyfills.formatted: formatted,
+}  # fmt: skip
 
 
 for _text, _method in ((str, "__str__"), (repr, "__repr__")):

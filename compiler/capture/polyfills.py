@@ -79,11 +79,16 @@ def reduce_(function: Any, items: Any, *initial: Any) -> Any:
     return total
 
 
+def alike(a: Any, b: Any) -> bool:
+    """How containers compare what they hold."""
+    return a is b or bool(a == b)
+
+
 def sequences_equal(a: Any, b: Any) -> bool:
     if len(a) != len(b):
         return False
     for x, y in zip(a, b):  # noqa: B905
-        if not (x is y or x == y):
+        if not alike(x, y):
             return False
     return True
 
@@ -92,14 +97,14 @@ def dicts_equal(a: Any, b: Any) -> bool:
     if len(a) != len(b):
         return False
     for name in a:
-        if name not in b or not (a[name] is b[name] or a[name] == b[name]):
+        if name not in b or not alike(a[name], b[name]):
             return False
     return True
 
 
 def contains(container: Any, item: Any) -> bool:
     for other in container:  # noqa: SIM110
-        if other is item or other == item:
+        if alike(other, item):
             return True
     return False
 
@@ -110,7 +115,7 @@ def not_contains(container: Any, item: Any) -> bool:
 
 def index(items: Any, wanted: Any) -> int:
     for k, item in enumerate(items):
-        if item is wanted or item == wanted:
+        if alike(item, wanted):
             return k
     raise ValueError(f"{wanted!r} is not in list")
 
