@@ -52,13 +52,15 @@ class Dynamo:
 
     * ``graphs``: of the first call. ``breaks``: each that was met, in all calls.
     * ``whole``: no breaks, and all calls ran with ``fullgraph=True`` (which alone would not do: it
-      captures ``item()``, where the default breaks). ``refused``: why not.
+      captures ``item()``, where the default breaks). ``refused``: why not, where nothing broke.
+    * ``seen``: what all calls showed.
     """
 
     graphs: int = 0
     breaks: list[Break] = field(default_factory=list)
     whole: bool = False
     refused: str = ""
+    seen: list[Observed] = field(default_factory=list)
 
     @property
     def places(self) -> list[Break]:
@@ -146,8 +148,11 @@ class Made:
 Make = Callable[[], Made]
 
 
-def breaks_of(make: Make) -> Dynamo:
-    """Capture by TorchDynamo: graphs and breaks, then whether ``fullgraph=True`` accepts it."""
+def breaks_of(make: Make, backend: Any = "eager", backward: bool = False) -> Dynamo:
+    """Capture by TorchDynamo: graphs and breaks, a proof that it is whole, and what was seen.
+
+    ``backend`` and ``backward`` are those of the run that is observed.
+    """
     found = Dynamo()
     made = make()
     with recording(), listening() as heard, made.within():
@@ -155,18 +160,20 @@ def breaks_of(make: Make) -> Dynamo:
             found.graphs = call(torch._dynamo.explain(made.function), made.calls[0]).graph_count
         except Exception as error:
             raise RuntimeError(f"the first call must not raise: {error!r}") from error
-    found.breaks += heard
-    made = make()
-    with listening() as heard:  # again, and the other calls: they may break elsewhere
-        made.observed(torch.compile(made.function, backend="eager"), backward=False)
-    found.breaks = list(dict.fromkeys([*found.breaks, *heard]))
-    torch._dynamo.reset()
-    made = make()
-    try:
-        whole = torch.compile(made.function, backend="eager", fullgraph=True)
-        made.observed(whole, backward=False, let=DYNAMO_ERRORS)
-        found.whole = not found.breaks
-    except DYNAMO_ERRORS as error:
-        found.refused = str(error).strip().split("\n")[0]
-    torch._dynamo.reset()
+    if not heard:
+        try:
+            made = make()
+            proof = torch.compile(made.function, backend=backend, fullgraph=True)
+            found.seen = made.observed(proof, backward, DYNAMO_ERRORS)
+            found.whole = True
+        except DYNAMO_ERRORS as error:
+            found.refused = str(error).strip().split("\n")[0]
+        torch._dynamo.reset()
+    if not found.whole:
+        made = make()
+        with listening() as more:  # again, and the other calls: they may break elsewhere
+            compiled = torch.compile(made.function, backend=backend)
+            found.seen = made.observed(compiled, backward)
+        found.breaks = list(dict.fromkeys([*heard, *more]))
+        torch._dynamo.reset()
     return found

@@ -20,17 +20,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from compiler.mend.findings import Finding
-from compiler.survey.breaks import DYNAMO_ERRORS, Make, breaks_of
+from compiler.survey.breaks import Make, breaks_of
 from compiler.survey.case import Case
-from compiler.survey.kinds import graphmend_fixes, kind_of
+from compiler.survey.kinds import LOGGING, PRINT, WARNING, graphmend_fixes, kind_of
 from compiler.survey.observe import Observed, differences
 from compiler.survey.ours import captured
 from compiler.survey.way import Way
 from compiler.survey.ways import made_for, mended, original, reordering
 
+Compare = Callable[[Sequence[Observed]], list[str]]
 WAYS = ("dynamo", "mended", "capture", "mended capture", "reordered")
 
 
@@ -88,31 +87,29 @@ def measure(case: Case, group: str, ways: Sequence[str] = WAYS) -> Row:
         make = partial(made_for, way, case)
         if way.endswith("capture"):
             row.ways[way] = captured(make, compare, case.backward)
-        elif way == "reordered":
-            with reordering():
-                row.ways[way] = _dynamo(make, compare, case.backward, "eager")
-        else:
+        elif way != "reordered":
             backend = "aot_eager" if way == "mended" else "eager"
             row.ways[way] = _dynamo(make, compare, case.backward, backend)
+        elif {PRINT, LOGGING, WARNING} & set(row.ways["dynamo"].kinds):
+            with reordering():
+                row.ways[way] = _dynamo(make, compare, case.backward, "eager")
+        else:  # nothing to reorder
+            row.ways[way] = row.ways["dynamo"]
     return row
 
 
-def _dynamo(
-    make: Make, compare: Callable[[Sequence[Observed]], list[str]], backward: bool, backend: str
-) -> Way:
-    found = breaks_of(make)
-    made = make()
-    compiled = torch.compile(made.function, backend=backend, fullgraph=found.whole)
-    try:
-        differs = compare(made.observed(compiled, backward, DYNAMO_ERRORS))
-    except DYNAMO_ERRORS as error:
-        differs = [f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"]
-    torch._dynamo.reset()
+def _dynamo(make: Make, compare: Compare, backward: bool, backend: str) -> Way:
+    found = breaks_of(make, backend, backward)
     places = found.places
     return Way(
-        found.graphs, [str(b) for b in places], [kind_of(b) for b in places], found.whole,
-        found.refused, differs, [f"{b.file}:{b.line}" for b in places if graphmend_fixes(b)],
-    )  # fmt: skip
+        found.graphs,
+        [str(b) for b in places],
+        [kind_of(b) for b in places],
+        found.whole,
+        found.refused,
+        compare(found.seen),
+        [f"{b.file}:{b.line}" for b in places if graphmend_fixes(b)],
+    )
 
 
 def _finding(found: Finding) -> dict[str, Any]:
