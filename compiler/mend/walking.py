@@ -76,7 +76,30 @@ class Walker:
 
     def block(self, body: Sequence[ast.stmt], around: Around) -> list[ast.stmt]:
         """The statements of a block, mended."""
-        return [new for s in body for new in self.statement(s, around)]
+        new: list[ast.stmt] = []
+        for k, s in enumerate(body):
+            if isinstance(s, ast.If) and self._returns(s, body[k + 1 :]):
+                return new + self._with_rest(s, list(body[k + 1 :]), around)
+            new += self.statement(s, around)
+        return new
+
+    def _returns(self, s: ast.If, rest: Sequence[ast.stmt]) -> bool:
+        """Whether a branch on a tensor returns early, and effects follow."""
+        return (
+            isinstance(s.body[-1], ast.Return)
+            and not s.orelse
+            and self._decides(s)
+            and self._concerned([*s.body, *rest])
+        )
+
+    def _with_rest(self, s: ast.If, rest: list[ast.stmt], around: Around) -> list[ast.stmt]:
+        """A branch that returns, whose other side is the rest of the block."""
+        s.orelse = rest
+        new = self._if(s, around)
+        if new[-1] is not s:
+            return new
+        rest, s.orelse = s.orelse, []
+        return new + rest
 
     def statement(self, s: ast.stmt, around: Around) -> list[ast.stmt]:
         """What a statement becomes."""
@@ -153,7 +176,7 @@ class Walker:
     # ── branches ──
 
     def _if(self, s: ast.If, around: Around) -> list[ast.stmt]:
-        if not self._decides(s) or not self._concerns(s):
+        if not self._decides(s) or not self._concerned([*s.body, *s.orelse]):
             s.body, s.orelse = self.block(s.body, around), self.block(s.orelse, around)
             return [s]
         try:
@@ -268,9 +291,9 @@ class Walker:
         s.orelse = self._ended(s.orelse, inside, why)
         return [s]
 
-    def _concerns(self, s: ast.If) -> bool:
-        """Whether a branch holds anything for this pass."""
-        for node in cfg.own_nodes([*s.body, *s.orelse]):
+    def _concerned(self, body: Sequence[ast.stmt]) -> bool:
+        """Whether statements hold anything for this pass."""
+        for node in cfg.own_nodes(body):
             if isinstance(node, ast.Raise | ast.Assert) and self.raising:
                 return True
             if not self.raising and isinstance(node, ast.Expr):
