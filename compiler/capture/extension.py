@@ -92,6 +92,14 @@ class Extension:
     def last_effects(self, rebuild: Rebuild) -> None:
         """Effects on torch itself."""
 
+    def operations(self) -> int:
+        """How many operations are in the graph so far."""
+        return 0
+
+    def calling(self, call: str, rebuild: Rebuild) -> list[str]:
+        """The lines that call the graph."""
+        return [call]
+
     def called(self, module: Any) -> None:
         """The outermost function is the forward of this module."""
 

@@ -202,6 +202,8 @@ class Attempt:
 
     def _rest_in_python(self, offset: int) -> list[str]:
         rebuild = self.rebuild
+        if not self.trace.tensors.operations() and not self.trace.dirty:
+            raise Declined(f"{self.reason}; nothing before it to capture")
         place, values = self._place(offset, False)
         rest = self.unit.rest(place, self.frame.scope)
         self.rest.append(rest)
@@ -259,7 +261,7 @@ class Attempt:
         body = []
         if graph is not None:
             inputs = ", ".join(rebuild.fetch(source) for source in graph.inputs)
-            body.append(f"out = graph({inputs})")
+            body += self.trace.tensors.calling(f"out = graph({inputs})", rebuild)
             namespace["graph"] = graph.function
         body = [*rebuild.fetches, *body, *rebuild.builds, *rebuild.effects, *lines]
         code = "\n    ".join([f"def run({', '.join(parameters)}):", *body])

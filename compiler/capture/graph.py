@@ -53,7 +53,7 @@ class CapturedGraph:
     def __init__(self, trace: Trace, unit: Unit) -> None:
         self.trace, self.unit = trace, unit
         self.graph = fx.Graph()
-        self.shapes = ShapeEnv()
+        self.shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self.shapes)
         self.inputs: list[Input] = []
         self.arguments: list[tuple[Source, fx.Node, Any]] = []  # of the graph, in order
@@ -68,6 +68,9 @@ class CapturedGraph:
     ) -> fx.Node:
         op = "call_method" if method else "call_function"
         return self.graph.create_node(op, target, args, kwargs)
+
+    def operations(self) -> int:
+        return sum(node.op.startswith("call") for node in self.graph.nodes)
 
     def _placeholder(self, name: str, example: Any, source: Source) -> fx.Node:
         with self.graph.inserting_after(self._anchor):
@@ -222,7 +225,7 @@ class CapturedGraph:
             number = isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat)
             if number and not node.users and node.op != "placeholder":
                 self.graph.erase_node(node)
-        operations = sum(node.op.startswith("call") for node in self.graph.nodes)
+        operations = self.operations()
         if not operations:
             self._guard_tensors()
             if outputs:

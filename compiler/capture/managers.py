@@ -72,12 +72,15 @@ class Modes:
         self.graph = graph
         self.open: list[tuple[ManagerValue, Callable[[], None], Callable[[], None]]] = []
         self.initial = True
+        self.used = False  # whether the graph sets a mode
+        self.before: tuple[Any, ...] = ()
         self.running = False
         self.random: torch.Tensor | None = None
 
     def start(self) -> None:
         self.initial, self.running = torch.is_grad_enabled(), True
         self.random = torch.get_rng_state()
+        self.before = state.modes()
 
     def stop(self) -> None:
         """Leave all that is entered, for real alone."""
@@ -92,6 +95,7 @@ class Modes:
         torch.set_rng_state(self.random)
 
     def set_grad(self, mode: bool) -> None:
+        self.used = True
         state.set_grad(mode)
         self.graph.call(state.set_grad, (mode,), {})
 
@@ -106,6 +110,7 @@ class Modes:
             return
         real = cls(**arguments)
         real.__enter__()
+        self.used = True
         if cls is torch.inference_mode:
             enter, leave = state.enter_inference_mode, state.exit_inference_mode
             node = self.graph.call(enter, (real.mode,), {})

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
     "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
-    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "guard_state", "no_modes",
-    "overridable", "set_grad", "tracing",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "guard_state", "modes",
+    "no_modes", "overridable", "restore", "set_grad", "tracing",
 ]  # fmt: skip
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode
@@ -42,6 +42,25 @@ def no_modes() -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.jit.is_tracing()
     )
+
+
+def modes() -> tuple[Any, ...]:
+    """Grad mode and autocast as they are."""
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    autocast = tuple(
+        (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices
+    )
+    return torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), autocast
+
+
+def restore(before: tuple[Any, ...]) -> None:
+    """Set grad mode and autocast as they were: a graph that raised may have left them changed."""
+    grad, cache, autocast = before
+    set_grad(grad)
+    torch.set_autocast_cache_enabled(cache)
+    for device, enabled, dtype in autocast:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
 
 
 def guard_state(trace: Trace) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from compiler.capture import managers, modules
+from compiler.capture import managers, modules, state
 from compiler.capture.extension import Extension, GraphCall
 from compiler.capture.graph import CapturedGraph
 from compiler.capture.sources import Source
@@ -22,7 +22,6 @@ from compiler.capture.values import (
     DictValue,
     FunctionValue,
     Known,
-    Lazy,
     ListValue,
     MethodValue,
     NamedMethod,
@@ -44,7 +43,8 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 FACTORIES = frozenset(
     getattr(torch, name) for name in (
         "arange empty eye full linspace logspace ones rand randint randn randperm scalar_tensor "
-        "tensor tril_indices triu_indices zeros"
+        "tensor tril_indices triu_indices zeros rand_like randn_like randint_like empty_like full_like "
+        "ones_like zeros_like normal"
     ).split()
 )  # fmt: skip
 _LEFT_TO_PYTHON = frozenset(  # they need data, change autograd's own records, or leave torch
@@ -252,11 +252,15 @@ class Tensors(Extension):
         if obj in overridable() or _of_torch(obj):
             name = getattr(obj, "__name__", "")
             if isinstance(obj, types.MethodDescriptorType | types.WrapperDescriptorType):
-                return self._method(name, args, kwargs) if _any(args, TensorValue) else None
+                tensor = bool(args) and isinstance(args[0], TensorValue)
+                return self._method(name, args, kwargs) if tensor else None
             if name in _LEFT_TO_PYTHON:
                 raise Unsupported(f"torch's {name}")
             return self.operation(obj, args, kwargs)
-        if _any(args, TensorValue):
+        if obj in (operator.getitem, operator.setitem) and not isinstance(args[0], TensorValue):
+            if any(isinstance(a, TensorValue) for a in args[1:2]):
+                raise Unsupported("a tensor as an index")
+        elif any(isinstance(a, TensorValue) for a in args):
             if obj in _ON_TENSORS:
                 return self._operator(obj, args)
             if obj is len:
@@ -266,17 +270,11 @@ class Tensors(Extension):
             if obj in (operator.eq, operator.ne):
                 raise Unsupported("comparing a tensor")
             return None
-        if _any(args, NumberValue):
+        if _any_number(args):
             return self._on_numbers(frame, obj, args, kwargs)
         return None
 
     def _operator(self, obj: Any, args: list[Value]) -> Value | None:
-        if obj is operator.getitem and not isinstance(args[0], TensorValue):
-            if isinstance(args[0], SequenceValue):
-                raise Unsupported("a tensor as an index of a list")
-            return None
-        if obj is operator.setitem and not isinstance(args[0], TensorValue):
-            return None
         if obj in (operator.add, operator.iadd, operator.mul, operator.imul) and any(
             isinstance(a, SequenceValue) for a in args
         ):
@@ -447,6 +445,16 @@ class Tensors(Extension):
     def last_effects(self, rebuild: Rebuild) -> None:
         self.modes.last_effects(rebuild)
 
+    def operations(self) -> int:
+        return self.graph.operations()
+
+    def calling(self, call: str, rebuild: Rebuild) -> list[str]:
+        if not self.modes.used:
+            return [call]
+        name = rebuild.trace.constants.name(self.modes.before)
+        restore = f"{rebuild.trace.constants.name(state.restore)}({name})"
+        return ["try:", f"    {call}", "except BaseException:", f"    {restore}", "    raise"]
+
     def called(self, module: Any) -> None:
         modules.guard_hooks(self, module)
 
@@ -473,18 +481,13 @@ def _node(value: Any) -> Any:
     return value.node
 
 
-def _any(values: list[Value], kind: type) -> bool:
-    """Whether a value of a kind is among the operands, or in a list, tuple or slice of them."""
-    for value in values:
-        value = look(value)
-        if isinstance(value, kind):
-            return True
-        if isinstance(value, SequenceValue) and not isinstance(value, Lazy):
-            if value.source is None and _any(list(value.children()), kind):
-                return True
-        elif isinstance(value, SliceValue) and _any(value.parts, kind):
-            return True
-    return False
+def _any_number(values: list[Value]) -> bool:
+    """Whether a symbolic number is among the operands, or in a slice of them."""
+    return any(
+        isinstance(look(v), NumberValue)
+        or (isinstance(v, SliceValue) and _any_number(v.parts))
+        for v in values
+    )  # fmt: skip
 
 
 def _symbolic(found: Any) -> bool:

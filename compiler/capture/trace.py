@@ -21,6 +21,7 @@ from compiler.capture.values import (
     Lazy,
     ListValue,
     MethodValue,
+    NamedMethod,
     ObjectValue,
     PartialValue,
     Scope,
@@ -132,6 +133,12 @@ class Trace:
             function = self.wrap(obj.__func__, source.attribute("__func__"))
             receiver = self.wrap(obj.__self__, source.attribute("__self__"))
             return MethodValue(receiver, function, obj.__name__)
+        if cls is types.BuiltinMethodType and not isinstance(
+            obj.__self__, types.ModuleType | type | None
+        ):
+            source = self.typed(obj, source)
+            self.guards.equal(source.attribute("__name__"), obj.__name__)
+            return NamedMethod(self.wrap(obj.__self__, source.attribute("__self__")), obj.__name__)
         if cls is types.CellType:
             return self.cell(obj, self.pin(obj, source))
         if cls is functools.partial:

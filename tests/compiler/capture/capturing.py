@@ -98,7 +98,7 @@ def same(
     assert not [w for w in found.fallbacks if w.startswith("internal")], found.fallbacks
     if whole:
         assert found.whole, f"{found.breaks} {found.fallbacks}"
-        graphs = 1 if graphs is None else graphs
+        assert graphs is not None or len(found.graphs) <= 1
     if graphs is not None:
         assert len(found.graphs) == graphs, str(found)
     return found
