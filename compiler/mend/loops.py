@@ -286,7 +286,7 @@ class TensorLoop:
             ast.Assign([stores([name])], start),
             ast.While(
                 ast.Compare(_load(name), [ast.Lt()], [_load(stop)]),
-                [*s.body, ast.AugAssign(ast.Name(name, ast.Store()), ast.Add(), ast.Constant(1))],
+                [*s.body, ast.Assign([stores([name])], ast.BinOp(_load(name), ast.Add(), ast.Constant(1)))],
                 [],
             ),
         ]
@@ -315,12 +315,14 @@ class TensorLoop:
             for n in sorted(changed(flow, s.body) & set(carried) & fresh)
             if flow.sorts(s).get(n) is not Sort.PYTHON
         ]
-        made = side(name, [*copies, *s.body], operands, [], effect, s)
+        counters = {n for n in carried if self._counts(n)}
+        body = [_Counting(counters).visit(b) for b in s.body]
+        made = side(name, [*copies, *body], operands, [], effect, s)
         result = ast.Tuple([_load(n) for n in carried], ast.Load())
         made.body = [b for b in made.body if not isinstance(b, ast.Pass)]
         made.body.append(placed(ast.Return(result), s.body[-1]))
         given = [
-            call("counter", _load(n), at=s) if self._counts(n) else _load(n) for n in carried
+            call("counter", _load(n), at=s) if n in counters else _load(n) for n in carried
         ]
         condition = marked(placed(ast.Lambda(operands.parameters(), test), s), effect)
         end = ast.Assign(
@@ -402,6 +404,19 @@ class TensorLoop:
             if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
         ]  # fmt: skip
         return all(id(n) in read for n in loads)
+
+
+class _Counting(ast.NodeTransformer):
+    """``n += 1`` as ``n = n + 1``: a counter that is a tensor must not change in place."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        if not isinstance(node.target, ast.Name) or node.target.id not in self.names:
+            return node
+        total = ast.BinOp(_load(node.target.id), node.op, node.value)
+        return placed(ast.Assign([stores([node.target.id])], total), node)
 
 
 def _heads(s: ast.stmt) -> list[ast.AST]:
