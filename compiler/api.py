@@ -25,11 +25,15 @@ def compile(  # the verb that users know from torch.compile
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    mend: bool = False,
     **options: Any,
 ) -> Any:
     """``torch.compile`` with the backend of this package.
 
     * ``fullgraph``, ``dynamic``: as in ``torch.compile``.
+    * ``mend``: first rewrite what breaks graphs, in the model and in all of your code that it calls
+      (see ``compiler.mend``). With ``fullgraph``, a break that is left is an error that names file,
+      line and reason (``compiler.mend.report.GraphBreak``).
     * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...).
 
     Raises ValueError for an unknown option.
@@ -43,9 +47,12 @@ def compile(  # the verb that users know from torch.compile
         logger.warning(
             "freeze=True: weights are taken as the first call finds them; later changes do not show"
         )
-    return torch.compile(
-        model, backend=partial(dlrm, **options), fullgraph=fullgraph, dynamic=dynamic
-    )
+    backend = partial(dlrm, **options)
+    if mend:
+        from compiler.mend.report import compile_mended
+
+        return compile_mended(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
 
 
 @dataclass
@@ -56,6 +63,7 @@ class Explanation:
     graph_breaks: list[str] = field(default_factory=list)
     patterns: list[str] = field(default_factory=list)
     fallbacks: dict[str, str] = field(default_factory=dict)  # operation: why it has no loops
+    findings: list[str] = field(default_factory=list)  # of mending
 
     def __str__(self) -> str:
         return "\n\n".join(f"──── {name} ────\n{text}" for name, text in self.stages.items())
@@ -75,21 +83,34 @@ class Explanation:
 
 def explain(
     function: Callable[..., Any], *inputs: Any, folder: str | Path | None = None,
-    backward: bool | None = None, **options: Any,
+    backward: bool | None = None, mend: bool = False, **options: Any,
 ) -> Explanation:  # fmt: skip
     """Compile ``function(*inputs)`` and return every stage as text.
 
     The stages: graph breaks with their reasons, guards, Dynamo's graph, the matched patterns, and
     for each half (forward and backward, or inference) the ATen graph, the loop IR before and after
     fusion, and the generated C++ and Python. ``folder`` writes them there too. The backward half is
-    compiled where an output asks for a gradient, unless ``backward`` is False.
+    compiled where an output asks for a gradient, unless ``backward`` is False. With ``mend``, the
+    source before and after mending come first, and ``findings`` say what was mended, and why the
+    rest was not.
 
     >>> found = explain(lambda x: torch.softmax(x, 1), torch.zeros(2, 3))
     >>> [name for name in found.stages if "after fusion" in name]
     ['inference: loops after fusion']
     """
     result = Explanation()
-    broken = torch._dynamo.explain(function)(*inputs)
+    if mend:
+        from compiler.mend.live import mend_callable
+
+        mended = mend_callable(function)
+        result.findings = [str(f) for f in mended.findings]
+        result.stages["findings"] = "\n".join(result.findings) or "nothing breaks"
+        result.stages["source before mending"] = mended.before
+        result.stages["source after mending"] = mended.after
+        with mended.swapped():
+            broken = torch._dynamo.explain(mended.call)(*inputs)
+    else:
+        broken = torch._dynamo.explain(function)(*inputs)
     result.graph_breaks = [str(b.reason) for b in broken.break_reasons]
     result.stages["graph breaks"] = "\n".join(
         [f"{broken.graph_count} graphs, {broken.graph_break_count} breaks"] + [
@@ -102,7 +123,7 @@ def explain(
         f"{g.guard_types[0]}: {g.name}" for g in guards if g.guard_types and g.name
     )
     with _listening(result):
-        outputs = compile(function, **options)(*inputs)
+        outputs = compile(function, mend=mend, **options)(*inputs)
         if backward is not False:
             _backward(outputs)
     if folder is not None:

@@ -12,22 +12,31 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._library.effects import EffectType
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 
 __all__ = [
+    "ORDERED",
+    "above_operators",
     "aot_autograd",
     "copy_module",
     "decompositions",
     "is_dense",
+    "keep_order_in_inductor",
     "min_cut_rematerialization_partition",
     "real_tensors",
     "static_inputs",
 ]
 
 aten = torch.ops.aten
+ORDERED = EffectType.ORDERED
+_AUTOGRAD = (
+    torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AutogradOther,
+    torch._C.DispatchKey.AutogradNestedTensor, torch._C.DispatchKey.ADInplaceOrView,
+)  # fmt: skip
 
 # computed by PyTorch itself: the same random numbers as in eager mode, or better kernels than loops
 _KEPT = (
@@ -107,3 +116,37 @@ def example_size(n: int | torch.SymInt) -> int:
 def has_onednn() -> bool:
     """Whether this PyTorch has oneDNN, and oneDNN is on."""
     return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
+
+
+def keep_order_in_inductor(operator: Any) -> None:
+    """Let TorchInductor run an effect after the one before it.
+
+    Its own lowering of effects in torch 2.13 files the dependency under the buffer's name, but its
+    scheduler looks for the operation's, so effects that need different values change places.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    if operator in lowerings:
+        return
+
+    def lower(*args: Any, **kwargs: Any) -> None:
+        before = V.graph.effectful_ops.get(ORDERED)
+        count = len(V.graph.operations)
+        ir.FallbackKernel.create(operator, *args, **kwargs)
+        for made in V.graph.operations[count:]:
+            if before is not None:
+                name = made.get_operation_name()
+                V.graph.additional_star_deps[name].add(before.get_name())
+
+    lowerings[operator] = lower
+
+
+def above_operators() -> Any:
+    """Within an operator, a context where autograd is about again, as outside of operators."""
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD:
+        exclude = exclude.remove(key)
+    return torch._C._ForceDispatchKeyGuard(include, exclude)

@@ -17,6 +17,7 @@ class Kind(Enum):
     RAISE = "raise on a tensor"
     ASSERT = "assert on a tensor"
     ITEM = "tensor to number"
+    FUNCTION = "function"  # as a whole: its source cannot be had, or not be changed
 
 
 @dataclass(frozen=True)

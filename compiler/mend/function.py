@@ -20,6 +20,7 @@ class Function:
     * ``owner``: the class it stands in, or None.
     * ``names``: what global and closure names mean, where the function is alive; else None.
     * ``instance``: the module whose method it is, where that is alive; else None.
+    * ``caught``: whether callers may catch what it raises, as they call it inside of a ``try``.
     * ``sites``: calls to run later, by name (see ``runtime.site``), that passes recorded.
     """
 
@@ -30,6 +31,7 @@ class Function:
     module: ast.Module | None = None
     names: Mapping[str, Any] | None = None
     instance: Any = None
+    caught: bool = False
     findings: list[Finding] = field(default_factory=list)
     sites: dict[str, ast.Lambda] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -271,7 +272,9 @@ def _attribute_assignments(node: ast.AST, me: str) -> Iterator[tuple[str, ast.ex
 
 def _qualified(live: Any) -> str:
     name = getattr(live, "__name__", "")
-    if name == TORCH or name.startswith("torch."):
+    if isinstance(live, types.ModuleType):  # torch.warnings is the module warnings, too
+        return str(name)
+    if name.startswith("torch."):
         return str(name)
     if getattr(torch, name, None) is live:
         return f"torch.{name}"

@@ -1,0 +1,53 @@
+"""Effects of mended code, in eager mode and in one graph, are those of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from compiler.mend.live import mend_callable
+from tests.compiler.mend.corpus_effects import CASES, Case
+from tests.compiler.mend.observing import observed
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _name(case: Case) -> str:
+    return getattr(case.function, "__name__", type(case.function).__name__)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_corpus(case: Case) -> None:
+    expected = [observed(case.function, *inputs) for inputs in case.inputs]
+    mended = mend_callable(case.function)
+    left = [str(f) for f in mended.findings if not f.mended]
+    for inputs, events in zip(case.inputs, expected, strict=True):
+        assert observed(mended, *inputs) == events
+    compiled = mended.running(torch.compile(mended.call, backend="aot_eager", fullgraph=case.mends))
+    for inputs, events in zip(case.inputs, expected, strict=True):
+        assert observed(compiled, *inputs) == events
+    if case.mends:
+        assert not left
+        assert not case.breaks or any(f.mended for f in mended.findings)
+    else:
+        assert any(case.reason in text for text in left), left
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.breaks], ids=_name)
+def test_corpus_broke_before(case: Case) -> None:
+    def graphs(inputs: tuple[object, ...]) -> int:
+        torch._dynamo.reset()
+        events = []
+        torch._dynamo.config.suppress_errors = False
+        function = torch.compile(case.function, backend="eager", fullgraph=True)
+        events = observed(function, *inputs)
+        return sum(e[0] == "raises" and "torch._dynamo" in e[1].__module__ for e in events)
+
+    assert any(graphs(inputs) for inputs in case.inputs)
