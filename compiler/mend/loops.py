@@ -20,6 +20,7 @@ shape and type, or integers (``_mend.loop``, which decides that at capture).
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ from compiler.mend.sides import (
 if TYPE_CHECKING:
     from compiler.mend.where import Attempt
 
+Place = tuple[int, int]
 ON_TENSORS = (Sort.TENSOR, Sort.ITEM)
 READ = "is read after the loop, which may end sooner"
 
@@ -73,8 +75,10 @@ class Bounding:
                 try:
                     new = self._for(s)
                 except Decline as reason:
-                    self.attempt.decline(s, str(reason))
+                    self.attempt.new[place(s)] = str(reason)
                     return
+                if new != [s]:
+                    self.attempt.altered |= {place(n) for n in ast.walk(s) if isinstance(n, ast.stmt)}
                 body[i : i + 1] = new
                 i += len(new) - 1
             i += 1
@@ -158,7 +162,7 @@ class Bounding:
             then = s.body[:-1] or [placed(ast.Pass(), s)]
             rest = self._after_leaving([*s.orelse, *body[i + 1 :]], left, value)
             branch = placed(ast.If(_load(left), then, rest), s)
-            branch.sort = Sort.TENSOR  # type: ignore[attr-defined]
+            branch.sort, branch.worth = Sort.TENSOR, True  # type: ignore[attr-defined]
             return [*body[:i], *new, branch]
         return body
 
@@ -182,7 +186,7 @@ class Bounding:
 
     def _masked(self, test: ast.expr, body: list[ast.stmt], at: ast.For) -> ast.If:
         made = placed(ast.If(test, body, []), at)
-        made.sort, made.kind = Sort.TENSOR, Kind.LOOP  # type: ignore[attr-defined]
+        made.sort, made.worth, made.kind = Sort.TENSOR, True, Kind.LOOP  # type: ignore[attr-defined]
         return made
 
     def _refuse_target(self, s: ast.For) -> None:
@@ -305,7 +309,7 @@ class TensorLoop:
         carried = self._carried(s, fresh)
         c = Conditions(flow, s)
         try:
-            test = c.test(s.test)
+            test = c.test(copy.deepcopy(s.test))
         except NeedsStatement as inner:
             raise Decline("its condition chooses between Python values") from inner
         operands = Operands(carried)
@@ -417,6 +421,11 @@ class _Counting(ast.NodeTransformer):
             return node
         total = ast.BinOp(_load(node.target.id), node.op, node.value)
         return placed(ast.Assign([stores([node.target.id])], total), node)
+
+
+def place(node: ast.AST) -> Place:
+    """Where a node stands: the same for copies of it."""
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def _heads(s: ast.stmt) -> list[ast.AST]:
