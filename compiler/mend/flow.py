@@ -118,7 +118,7 @@ class Flow:
             return set()
         full = self.scope.dotted(tree.func)
         if full is not None and full.startswith(TORCH):
-            facts = ops.facts(full.split(".")[-1])
+            facts = ops.facts(ops.named(full))
             if facts is not None and not facts.aliases:
                 return set()
         elif isinstance(tree.func, ast.Attribute):

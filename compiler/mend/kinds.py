@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from compiler.mend import cfg
+from compiler.mend import cfg, ops
 from compiler.mend.function import RUNTIME, Function
 
 TORCH = "torch"
+NAMESPACES = {TORCH, *(f"torch.{n}" for n in ("nn.functional", "linalg", "special", "fft", "Tensor"))}
 METADATA = set(
     "shape dtype device ndim layout is_cuda requires_grad is_leaf is_sparse itemsize nbytes name"
     " names is_meta is_quantized grad_fn output_nr _version is_mps".split()
@@ -456,12 +457,15 @@ def _function(full: str, tree: ast.Call, sorts: list[Sort]) -> Sort | None:
     if full in ("list", "tuple", "dict", "set", "zip", "enumerate", "reversed", "sorted", "map"):
         return Sort.OBJECT
     if full.startswith(TORCH + "."):
-        stem = full.split(".")[-1]
+        home, _, stem = full.rpartition(".")
         if stem in TORCH_ITEM:
             return Sort.ITEM
         if stem in TORCH_PYTHON or full.startswith(("torch.cuda", "torch.compiler", "torch.jit")):
             return Sort.PYTHON
-        return Sort.OBJECT if stem[:1].isupper() or stem == "no_grad" else Sort.TENSOR
+        if stem[:1].isupper() or stem == "no_grad":
+            return Sort.OBJECT
+        known = home in NAMESPACES and ops.facts(ops.named(full)) is not None
+        return Sort.TENSOR if known else Sort.UNKNOWN
     return None
 
 

@@ -30,6 +30,7 @@ from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.function import Function, call, placed
 from compiler.mend.kinds import Sort, sort_of
+from compiler.mend.masks import has_effects, mask
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import holds
 from compiler.mend.sides import (
@@ -114,7 +115,7 @@ class Bounding:
             raise Decline("its target is no name")
         test = ast.Compare(ast.Name(s.target.id, ast.Load()), [ast.Lt()], [_load(stop)])
         s.iter.args = [most]  # type: ignore[attr-defined]
-        s.body = [self._masked(test, s.body, s)]
+        s.body = self._masked(test, s.body, s)
         return [first, s]
 
     def _left_early(self, s: ast.For) -> list[ast.stmt]:
@@ -125,7 +126,7 @@ class Bounding:
         left, value = self.function.fresh("left"), self.function.fresh("value")
         self.returns = False
         inner = self._after_leaving(s.body, left, value)
-        s.body = [self._masked(call("negate", _load(left), at=s), inner, s)]
+        s.body = self._masked(call("negate", _load(left), at=s), inner, s)
         new: list[ast.stmt] = [placed(ast.Assign([stores([left])], ast.Constant(False)), s)]
         if self.returns:
             new.append(placed(ast.Assign([stores([value])], ast.Constant(None)), s))
@@ -133,11 +134,11 @@ class Bounding:
         if s.orelse:
             if self.returns:
                 raise Decline("it returns from inside, and has an else")
-            new.append(self._masked(call("negate", _load(left), at=s), s.orelse, s))
+            new += self._masked(call("negate", _load(left), at=s), s.orelse, s)
             s.orelse = []
         if self.returns:
             end: ast.stmt = placed(ast.Return(_load(value)), s)
-            new.append(self._masked(_load(left), [end], s))
+            new += self._masked(_load(left), [end], s)
         return new
 
     def _after_leaving(self, body: list[ast.stmt], left: str, value: str) -> list[ast.stmt]:
@@ -155,13 +156,23 @@ class Bounding:
                 raise Decline("its condition chooses between Python values") from inner
             for tree in c.seen:
                 self.function.mended(tree, Kind.ITEM, "loops")
-            new: list[ast.stmt] = [placed(ast.Assign([stores([left])], test), s)]
+            now = self.function.fresh("leaves")
+            new: list[ast.stmt] = [
+                placed(ast.Assign([stores([now])], test), s),
+                placed(ast.Assign([stores([left])], _load(now)), s),
+            ]
             last = s.body[-1]
             if isinstance(last, ast.Return):
                 new.append(self._kept(last, len(s.body), value, s))
             then = s.body[:-1] or [placed(ast.Pass(), s)]
             rest = self._after_leaving([*s.orelse, *body[i + 1 :]], left, value)
-            branch = placed(ast.If(_load(left), then, rest), s)
+            if has_effects(then):
+                mask(then, now)
+            if has_effects(rest):
+                stays = self.function.fresh("stays")
+                new.append(placed(ast.Assign([stores([stays])], call("negate", _load(now), at=s)), s))
+                mask(rest, stays)
+            branch = placed(ast.If(_load(now), then, rest), s)
             branch.sort, branch.worth = Sort.TENSOR, True  # type: ignore[attr-defined]
             return [*body[:i], *new, branch]
         return body
@@ -184,10 +195,17 @@ class Bounding:
             [*s.body[:-1], *s.orelse], (ast.Return, ast.Continue)
         )
 
-    def _masked(self, test: ast.expr, body: list[ast.stmt], at: ast.For) -> ast.If:
+    def _masked(self, test: ast.expr, body: list[ast.stmt], at: ast.For) -> list[ast.stmt]:
+        """``if test: body``, with effects in the body under the condition."""
+        first: list[ast.stmt] = []
+        if has_effects(body):
+            name = self.function.fresh("on")
+            first = [placed(ast.Assign([stores([name])], test), at)]
+            test = _load(name)
+            mask(body, name)
         made = placed(ast.If(test, body, []), at)
         made.sort, made.worth, made.kind = Sort.TENSOR, True, Kind.LOOP  # type: ignore[attr-defined]
-        return made
+        return [*first, made]
 
     def _refuse_target(self, s: ast.For) -> None:
         targets = cfg.names(s.target)[1]

@@ -63,6 +63,13 @@ class Facts:
     free: bool = False
 
 
+def named(full: str) -> str:
+    """The name by which ``facts`` knows a function of PyTorch: ``linalg_inv`` for its full name."""
+    home, _, stem = full.rpartition(".")
+    space = home.rpartition(".")[2]
+    return f"{space}_{stem}" if space in ("linalg", "special", "fft") else stem
+
+
 @functools.cache
 def facts(name: str) -> Facts | None:
     """What is known of the function or method of PyTorch called ``name``; None: nothing."""

@@ -275,13 +275,13 @@ class Purity:
         if helper in ("emit", "trap"):
             if any(k.arg == "when" for k in tree.keywords) or helper == "trap":
                 return Effect(Level.GATED, "reports", masked=True)
-            return impure("prints or logs")
+            return impure("prints, logs or warns")
         if helper == "cond":
             return Effect(Level.COSTLY, "holds a branch that runs only when taken")
         return GATED if helper != "select" else Effect()
 
     def _operation(self, full: str, stem: str, tree: ast.Call, env: Env) -> Effect:
-        name = f"linalg_{stem}" if ".linalg." in full else stem
+        name = ops.named(full)
         if full.startswith(("torch.cuda", "torch.distributed", "torch._", "torch.autograd")):
             return impure(f"calls {full}")
         if full.startswith("torch.nn.init."):

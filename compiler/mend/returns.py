@@ -67,8 +67,9 @@ class Completion:
                     self._suite(s.body, last)
                     self._suite(s.orelse, last)
                 case ast.For() | ast.While():
+                    before = len(self.completed)
                     self._suite(s.body, ast.Continue)
-                    if holds(s.body, ast.Continue):
+                    if len(self.completed) > before:
                         _drop_continues(s.body)
                     self._suite(s.orelse, None)
                 case ast.With():

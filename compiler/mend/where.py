@@ -22,6 +22,7 @@ from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.function import Function, call, placed
 from compiler.mend.loops import Bounding, Place, TensorLoop, on_tensor, place
+from compiler.mend.masks import masked
 from compiler.mend.kinds import Env, Sort, sort_of
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import MOST_STATEMENTS, Completion, holds, leaves
@@ -329,6 +330,9 @@ class Branch:
             raise Decline(effect.reason)
         if effect.masked and effect.level > Level.GATED:
             raise Decline(f"prints, logs or raises, and {effect.reason}")
+        for one in (self.s.body, self.s.orelse):
+            if not masked(one, self.s.test, self.function.node.body):
+                raise Decline("prints, logs or raises")
         return effect
 
     def _check_returns(self) -> None:

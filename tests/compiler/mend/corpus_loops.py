@@ -232,7 +232,7 @@ class RefinesItself(nn.Module):
         return x
 
 
-@mended(vector)
+@mended(vector, gradients=False)
 def loop_in_a_branch(x: Tensor) -> Tensor:
     if x.sum() > 0:
         while x.norm() > 1:
@@ -315,7 +315,7 @@ def in_steps(x: Tensor, n: Tensor) -> Tensor:
 def generator_left_early(x: Tensor) -> Tensor:
     rows = iter(x)
     for row in rows:
-        if row > 0.5:
+        if row.sum() > 0.5:
             break
     return x + sum(rows)
 
