@@ -55,8 +55,8 @@ def test_sort(tree: ast.expr, env: Env, scope: Scope) -> Sort:
 def worth(test: ast.expr, sort: Sort, flow: Flow, env: Env) -> bool:
     """Whether to mend a condition: surely, if on a tensor.
 
-    If it is unknown what the condition is: where a function of unknown result takes a tensor; and in
-    live functions, whose mended form nobody reads, wherever something is computed.
+    If it is unknown what the condition is: where a function of unknown result takes a tensor; and
+    in live functions, whose mended form nobody reads, wherever something is computed.
     """
     if sort in (Sort.TENSOR, Sort.ITEM):
         return True
@@ -151,6 +151,7 @@ class Conditions:
                 return tree
             case ast.Call(func=ast.Attribute(attr="item" | "is_nonzero" as method), args=[]):
                 self.seen.append(tree)
+                assert isinstance(tree.func, ast.Attribute)
                 helper = "item" if method == "item" else "truth"
                 return call(helper, self.value(tree.func.value), at=tree)
             case ast.Call(func=ast.Name(id="float" | "int" | "bool" as kind), args=[inner]):
@@ -296,5 +297,3 @@ class _WithoutNumbers(ast.NodeTransformer):
 
 def _thunk(tree: ast.expr) -> ast.Lambda:
     return placed(ast.Lambda(Operands([]).parameters(), tree), tree)
-
-

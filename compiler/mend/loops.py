@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from compiler.mend import cfg
-from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
+from compiler.mend.conditions import Conditions, NeedsStatement
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
-from compiler.mend.function import Function, call, placed
+from compiler.mend.function import call, placed
 from compiler.mend.kinds import Sort, sort_of
 from compiler.mend.masks import has_effects, mask
 from compiler.mend.purity import Effect, Level, Purity
@@ -57,7 +56,7 @@ READ = "is read after the loop, which may end sooner"
 
 
 class Bounding:
-    """Rewrites the loops of a function that have a provable bound, before its branches are mended."""
+    """Rewrites the loops of a function that have a provable bound, before its branches."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.function = attempt, attempt.function
@@ -79,7 +78,9 @@ class Bounding:
                     self.attempt.new[place(s)] = str(reason)
                     return
                 if new != [s]:
-                    self.attempt.altered |= {place(n) for n in ast.walk(s) if isinstance(n, ast.stmt)}
+                    self.attempt.altered |= {
+                        place(n) for n in ast.walk(s) if isinstance(n, ast.stmt)
+                    }
                 body[i : i + 1] = new
                 i += len(new) - 1
             i += 1
@@ -170,7 +171,9 @@ class Bounding:
                 mask(then, now)
             if has_effects(rest):
                 stays = self.function.fresh("stays")
-                new.append(placed(ast.Assign([stores([stays])], call("negate", _load(now), at=s)), s))
+                new.append(
+                    placed(ast.Assign([stores([stays])], call("negate", _load(now), at=s)), s)
+                )
                 mask(rest, stays)
             branch = placed(ast.If(_load(now), then, rest), s)
             branch.sort, branch.worth = Sort.TENSOR, True  # type: ignore[attr-defined]
@@ -183,7 +186,9 @@ class Bounding:
             raise Decline("it returns from inside, after other statements")
         effect = Purity(self.flow).expression(s.value, self.flow.sorts(s))
         if effect.level is not Level.FREE:
-            raise Decline(f"it returns from inside what may not be computed in vain: {effect.reason}")
+            raise Decline(
+                f"it returns from inside what may not be computed in vain: {effect.reason}"
+            )
         self.returns = True
         return placed(ast.Assign([stores([value])], s.value), at)
 
@@ -227,8 +232,9 @@ def bound(count: ast.expr, flow: Flow, s: ast.stmt) -> tuple[ast.expr, ast.expr]
             if python(b):
                 return b, a
             return (a, b) if python(a) else None
-        case ast.Call(func=ast.Name(id="int"), args=[inner]) | ast.Call(
-            func=ast.Attribute(attr="item", value=inner), args=[]
+        case (
+            ast.Call(func=ast.Name(id="int"), args=[inner])
+            | ast.Call(func=ast.Attribute(attr="item", value=inner), args=[])
         ):
             most = _clamped(inner, scope.dotted)
             return (most, count) if python(most) else None  # type: ignore[return-value]
@@ -254,7 +260,12 @@ def _clamped(tree: ast.expr, dotted: object) -> ast.expr | None:
 def _repeatable(tree: ast.expr, flow: Flow, s: ast.stmt) -> bool:
     """Whether reading further from an iterable has no effect and comes to an end."""
     match tree:
-        case ast.Call() if flow.scope.dotted(tree.func) in ("range", "enumerate", "zip", "reversed"):
+        case ast.Call() if flow.scope.dotted(tree.func) in (
+            "range",
+            "enumerate",
+            "zip",
+            "reversed",
+        ):
             if flow.scope.dotted(tree.func) == "range":
                 return True
             return all(_repeatable(a, flow, s) for a in tree.args)
@@ -271,7 +282,9 @@ def _repeatable(tree: ast.expr, flow: Flow, s: ast.stmt) -> bool:
 class TensorLoop:
     """One ``while`` on a tensor, or ``for`` over a range that a tensor ends."""
 
-    def __init__(self, attempt: Attempt, s: ast.While | ast.For, body: list[ast.stmt], i: int) -> None:
+    def __init__(
+        self, attempt: Attempt, s: ast.While | ast.For, body: list[ast.stmt], i: int
+    ) -> None:
         self.attempt, self.s, self.body, self.i = attempt, s, body, i
         self.flow, self.function = attempt.flow, attempt.function
 
@@ -308,7 +321,12 @@ class TensorLoop:
             ast.Assign([stores([name])], start),
             ast.While(
                 ast.Compare(_load(name), [ast.Lt()], [_load(stop)]),
-                [*s.body, ast.Assign([stores([name])], ast.BinOp(_load(name), ast.Add(), ast.Constant(1)))],
+                [
+                    *s.body,
+                    ast.Assign(
+                        [stores([name])], ast.BinOp(_load(name), ast.Add(), ast.Constant(1))
+                    ),
+                ],
                 [],
             ),
         ]
@@ -326,10 +344,7 @@ class TensorLoop:
         effect = self._effect(s, fresh)
         carried = self._carried(s, fresh)
         c = Conditions(flow, s)
-        try:
-            test = c.test(copy.deepcopy(s.test))
-        except NeedsStatement as inner:
-            raise Decline("its condition chooses between Python values") from inner
+        test = c.test(copy.deepcopy(s.test))
         operands = Operands(carried)
         name = self.function.fresh("body")
         copies: list[ast.stmt] = [
@@ -343,9 +358,7 @@ class TensorLoop:
         result = ast.Tuple([_load(n) for n in carried], ast.Load())
         made.body = [b for b in made.body if not isinstance(b, ast.Pass)]
         made.body.append(placed(ast.Return(result), s.body[-1]))
-        given = [
-            call("counter", _load(n), at=s) if n in counters else _load(n) for n in carried
-        ]
+        given = [call("counter", _load(n), at=s) if n in counters else _load(n) for n in carried]
         condition = marked(placed(ast.Lambda(operands.parameters(), test), s), effect)
         end = ast.Assign(
             [ast.Tuple([ast.Name(n, ast.Store()) for n in carried], ast.Store())],
@@ -360,11 +373,10 @@ class TensorLoop:
 
     def _effect(self, s: ast.While, fresh: set[str]) -> Effect:
         purity = Purity(self.flow, fresh)
-        test = s.test if not isinstance(s.test, ast.Call) else s.test
         effect = purity.suite(s.body)
         c = Conditions(self.flow, s)
-        if not c.only_numbers(test):
-            effect |= purity.expression(test, self.flow.sorts(s))
+        if not c.only_numbers(s.test):
+            effect |= purity.expression(s.test, self.flow.sorts(s))
         if effect.level is Level.IMPURE:
             raise Decline(effect.reason)
         if effect.masked:
@@ -417,8 +429,8 @@ class TensorLoop:
                         for one, other in (sides, sides[::-1]):
                             if isinstance(one, ast.Name) and one.id == name:
                                 tensor = of(other, at) is Sort.TENSOR
-                                step = isinstance(at, ast.Assign) and isinstance(other, ast.Constant)
-                                if tensor or (step and _is(at.targets, name)):  # type: ignore[union-attr]
+                                step = _binds(at, name) and isinstance(other, ast.Constant)
+                                if tensor or step:
                                     read.add(id(one))
         loads = [
             n for at in after
@@ -455,7 +467,8 @@ def _heads(s: ast.stmt) -> list[ast.AST]:
     return found
 
 
-def _is(targets: Sequence[ast.expr], name: str) -> bool:
+def _binds(s: ast.stmt, name: str) -> bool:
+    targets = s.targets if isinstance(s, ast.Assign) else []
     return any(isinstance(t, ast.Name) and t.id == name for t in targets)
 
 
@@ -472,6 +485,3 @@ def on_tensor(s: ast.stmt, flow: Flow) -> bool:
         if flow.scope.dotted(s.iter.func) == "range":
             return any(sort_of(a, env, flow.scope) in ON_TENSORS for a in s.iter.args)
     return False
-
-
-

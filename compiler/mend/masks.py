@@ -43,6 +43,11 @@ def masked(side: Sequence[ast.stmt], test: ast.expr, body: Sequence[ast.stmt]) -
     if not isinstance(test, ast.Name) or test.id not in names:
         return False
     wanted = _behind(test, names, deep=False) & set(names)
+    for name, value in names.items():  # and what denies the condition
+        match value:
+            case ast.Call(func=ast.Attribute(attr="negate"), args=[ast.Name(id=denied)]):
+                if denied in wanted:
+                    wanted = wanted | {name}
     for effect in effects(side):
         under = condition(effect)
         if under is None or not wanted & _behind(under, names, deep=True):
@@ -101,4 +106,3 @@ def mask(body: Sequence[ast.stmt], name: str) -> None:
 
 def has_effects(body: Iterable[ast.AST]) -> bool:
     return next(effects(body), None) is not None
-

@@ -431,8 +431,10 @@ def _module_effect(kind: str, name: str, training: bool) -> Effect:
     return impure(f"calls {name}, a {kind or 'module'}, whose effects are not known")
 
 
-def alive(function: types.FunctionType, instance: Any = None) -> Function | None:
+def alive(function: Any, instance: Any = None) -> Function | None:
     """The source of a live function; None where there is none to be read."""
+    if not isinstance(function, types.FunctionType):
+        return None
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] == "torch":
         return None
@@ -444,7 +446,9 @@ def alive(function: types.FunctionType, instance: Any = None) -> Function | None
         return None
     closure = inspect.getclosurevars(function)
     names = {**closure.globals, **closure.nonlocals}
-    return Function(tree, inspect.getfile(function), function.__qualname__, names=names, instance=instance)
+    return Function(
+        tree, inspect.getfile(function), function.__qualname__, names=names, instance=instance
+    )
 
 
 def owned_within(function: Function) -> set[str]:
@@ -454,8 +458,10 @@ def owned_within(function: Function) -> set[str]:
 
 def _plain(tree: ast.Compare, env: Env, scope: Scope) -> bool:
     sorts = [sort_of(t, env, scope) for t in (tree.left, *tree.comparators)]
-    return len(sorts) == 2 and sorted(s.name for s in sorts) == ["PYTHON", "TENSOR"] and any(
-        isinstance(t, ast.Constant) for t in (tree.left, *tree.comparators)
+    return (
+        len(sorts) == 2
+        and sorted(s.name for s in sorts) == ["PYTHON", "TENSOR"]
+        and any(isinstance(t, ast.Constant) for t in (tree.left, *tree.comparators))
     )
 
 

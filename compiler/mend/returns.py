@@ -133,4 +133,7 @@ def _drop_continues(body: list[ast.stmt]) -> None:
 
 
 def _size(node: ast.AST) -> int:
-    return sum(isinstance(n, ast.stmt) for n in cfg.own_nodes(node.body if isinstance(node, ast.FunctionDef) else node))
+    return sum(
+        isinstance(n, ast.stmt)
+        for n in cfg.own_nodes(node.body if isinstance(node, ast.FunctionDef) else node)
+    )

@@ -21,9 +21,9 @@ from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, wort
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.function import Function, call, placed
-from compiler.mend.loops import Bounding, Place, TensorLoop, on_tensor, place
-from compiler.mend.masks import masked
 from compiler.mend.kinds import Env, Sort, sort_of
+from compiler.mend.loops import Bounding, Place, TensorLoop, on_tensor, place
+from compiler.mend.masks import has_effects, mask, masked
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import MOST_STATEMENTS, Completion, holds, leaves
 from compiler.mend.sides import (
@@ -120,10 +120,7 @@ class Attempt:
         """Numbers read out of tensors that only conditions read stay tensors."""
         body = self.function.node.body
         tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self.wanted(s)]
-        tests += [
-            n.test for n in cfg.own_nodes(body)
-            if isinstance(n, ast.IfExp) and not isinstance(n, ast.If)
-        ]  # fmt: skip
+        tests += [n.test for n in cfg.own_nodes(body) if isinstance(n, ast.IfExp)]
         for s in list(cfg.own_nodes(body)):
             match s:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -169,6 +166,9 @@ class Attempt:
                 return self._expressions(s, body, i)
         except Decline as reason:
             self.decline(s, str(reason))
+            return False
+        except NeedsStatement:
+            self.decline(s, "chooses between Python values")
             return False
         self.altered.add(place(s))
         return True
@@ -302,10 +302,7 @@ class Branch:
         fresh = self.flow.fresh_names()
         effect = self._effect(fresh)
         conditions = Conditions(self.flow, s)
-        try:
-            test = conditions.test(copy.deepcopy(s.test))
-        except NeedsStatement as inner:
-            raise Decline("its condition chooses between Python values") from inner
+        test = conditions.test(copy.deepcopy(s.test))
         if returns:
             self._check_returns()
             outputs = None
@@ -393,10 +390,26 @@ class Branch:
         if size + sum(isinstance(n, ast.stmt) for r in rest for n in ast.walk(r)) > MOST_STATEMENTS:
             raise Decline(f"{python[0]} is a Python value, and what reads it is too long to copy")
         del self.body[self.i + 1 : self.i + 1 + len(rest)]
+        copies = copy.deepcopy(rest)
+        if has_effects(rest):
+            self._under_condition(rest, copies)
         self.s.body = [*_without_pass(self.s.body), *rest]
-        self.s.orelse = [*_without_pass(self.s.orelse), *copy.deepcopy(rest)]
+        self.s.orelse = [*_without_pass(self.s.orelse), *copies]
         self.attempt.done.discard(id(self.s))
         self.attempt.altered.add(place(self.s))
+
+    def _under_condition(self, then: list[ast.stmt], other: list[ast.stmt]) -> None:
+        """Put effects of statements copied into both sides under the condition of each."""
+        s = self.s
+        yes, no = self.function.fresh("taken"), self.function.fresh("not_taken")
+        test = call("truth", Conditions(self.flow, s).test(s.test), at=s)
+        s.test = placed(_load(yes), s)
+        self.body[self.i : self.i] = [
+            placed(ast.Assign([stores([yes])], test), s),
+            placed(ast.Assign([stores([no])], call("negate", _load(yes), at=s)), s),
+        ]
+        mask(then, yes)
+        mask(other, no)
 
     # ── rewriting ──
 
@@ -470,9 +483,7 @@ class Branch:
             chains = tensor_chains([*s.body, *s.orelse], env, flow.scope, bound)
         return Operands(names, {c: name_for(self.function, c) for c in chains})
 
-    def _owning(
-        self, one: list[ast.stmt], operands: Operands, fresh: set[str]
-    ) -> list[ast.stmt]:
+    def _owning(self, one: list[ast.stmt], operands: Operands, fresh: set[str]) -> list[ast.stmt]:
         """The side, working on copies of the tensors that it changes in place."""
         env = self.flow.sorts(self.s)
         names = sorted(changed(self.flow, one) & set(operands.names) & fresh)
@@ -507,7 +518,7 @@ def only_compared(
             case ast.Compare(ops=[op]) if not isinstance(op, ast.In | ast.NotIn):
                 return visit(tree.left) and visit(tree.comparators[0])
             case ast.BoolOp():
-                return all([_free_of(v, name) or visit(v) for v in tree.values])
+                return all(_free_of(v, name) or visit(v) for v in tree.values)
             case ast.UnaryOp(op=ast.Not() | ast.USub()):
                 return visit(tree.operand)
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
@@ -583,6 +594,3 @@ class _Chosen(ast.NodeTransformer):
         if hasattr(node, "mark"):
             return getattr(node, self.chosen)
         return self.generic_visit(node)
-
-
-

@@ -121,7 +121,7 @@ class LeavesLayers(nn.Module):
         for layer in self.layers:
             if x.norm() < 0.9:
                 break
-            x = x * 0.7
+            x = layer(x) * 0.7
         return x
 
 
@@ -257,7 +257,7 @@ def while_with_break(x: Tensor) -> Tensor:
 @declined(counted, "i is read after the loop")
 def target_read_later(x: Tensor, n: Tensor) -> Tensor:
     i = 0
-    for i in range(int(n.sum())):
+    for i in range(int(n.sum())):  # noqa: B007
         x = x * 2
     return x * i
 

@@ -54,7 +54,8 @@ def counted(x: Tensor) -> Tensor:
     for i in range(min(int((x > 0).sum()), 3)):
         print("round", i)
         x = x + 1
-        assert x.max() < 4, "grew"
+        if x.max() > 4:
+            raise ValueError("grew")
     return x
 
 
