@@ -39,6 +39,21 @@ class Session:
 
         return no_modes()
 
+    def hide(self, *functions: Any) -> None:
+        """Keep TorchDynamo out of generated code."""
+        if importlib.util.find_spec("torch") is not None:
+            from compiler.capture.state import hide
+
+            hide(*functions)
+
+    def disabled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with TorchDynamo off while it runs."""
+        if importlib.util.find_spec("torch") is None:
+            return function
+        from torch._dynamo import disable
+
+        return disable(function)  # type: ignore[no-any-return]
+
     def root(
         self, function: types.FunctionType, receiver: Any = None, module: Any = None
     ) -> Root:

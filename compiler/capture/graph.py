@@ -97,11 +97,13 @@ class CapturedGraph:
             fake = self.mode.from_tensor(obj, source=name, symbolic_context=context)
         except Exception as error:
             raise Unsupported(f"a tensor that has no fake: {error}") from error
-        for k, size in enumerate(fake.shape):
-            if isinstance(size, torch.SymInt) and self.symbol_node(size) is None:
-                step = source.then(f"{{}}.size({k})")
-                node = self._placeholder(str(size.node.expr), size, step)
-                self.symbols[size.node.expr] = (step, node)
+        found = [(size, f"{{}}.size({k})") for k, size in enumerate(fake.shape)]
+        found += [(stride, f"{{}}.stride({k})") for k, stride in enumerate(fake.stride())]
+        for number, step in (*found, (fake.storage_offset(), "{}.storage_offset()")):
+            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
+                if self.symbol_node(number) is None:
+                    node = self._placeholder(str(number.node.expr), number, source.then(step))
+                    self.symbols[number.node.expr] = (source.then(step), node)
         node = self._placeholder(source.text, obj, source)
         node.meta["example_value"] = fake
         node.meta["tensor_dict"] = {}
@@ -261,8 +263,9 @@ class CapturedGraph:
         self.arguments = kept
 
     def _call_backend(self, backend: Callable[..., Any], gm: fx.GraphModule) -> Any:
-        """With fresh fake tensors: those of the capture have seen in-place operations."""
-        mode = FakeTensorMode(shape_env=self.shapes)
+        """With fresh fake tensors, where those of the capture have seen in-place operations."""
+        changed = any(i.changed for i in self.inputs)
+        mode = FakeTensorMode(shape_env=self.shapes) if changed else self.mode
         by_node = {id(i.node): i for i in self.inputs}
         examples = []
         context = TracingContext(mode)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.capture import resume
 from compiler.capture.frames import Declined, Entry, Outermost, capture_entry, finish
+from compiler.capture.guards import same
 from compiler.capture.resume import Place
 from compiler.capture.sources import Source
 from compiler.capture.trace import Trace
@@ -58,8 +59,9 @@ class Unit:
             f"            return run({given})\n"
             f"    return miss(({given}{',' * bool(given)}))\n"
         )
-        scope: dict[str, Any] = {"cases": self.cases, "miss": self.miss}
+        scope: dict[str, Any] = {"cases": self.cases, "miss": self.session.disabled(self.miss)}
         exec(compile(code, f"<dispatch of {self.name}>", "exec"), scope)
+        self.session.hide(scope["step"], finish)
         return scope["step"]  # type: ignore[no-any-return]
 
     # ---- what kinds of units differ in
@@ -131,6 +133,7 @@ class Unit:
                 raise
             logger.debug("%s runs in Python", self.name, exc_info=True)
             return None
+        self.session.hide(entry.guard, entry.run, same)
         self.entries.append(entry)
         self.cases.append((entry.guard, entry.run))
         return entry
@@ -188,6 +191,9 @@ class Root(Unit):
         )
         call.__defaults__ = self.function.__defaults__
         call.__kwdefaults__ = self.function.__kwdefaults__
+        self.session.hide(call)
+        call._torchdynamo_disable = True  # torch.compile around it shall call it as it is
+        call._torchdynamo_disable_msg = "captured by compiler.capture"
         return call  # type: ignore[no-any-return]
 
     def code(self) -> types.CodeType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -148,19 +149,16 @@ def batch(config: DLRMConfig, rows: int, weighted: bool) -> tuple[Any, ...]:
     return (dense, ids, offsets, [torch.rand(count) for _ in ids]) if weighted else (dense, ids, offsets)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "weighted"), [*((name, False) for name in VARIANTS), ("dot", True), ("learned", True)]
+)
 def test_dlrm(name: str, weighted: bool) -> None:
     """Each variant is whole, in training, over batch sizes, with outputs and gradients equal."""
-    import dataclasses
-
-    if weighted and name == "mean":
-        pytest.skip("a mean takes no weights")
     config = dataclasses.replace(BASE, sparse=False, **VARIANTS[name])
     torch.manual_seed(0)
     model = DLRM(config)
     reference = copy.deepcopy(model)
-    inputs = [batch(config, rows, weighted) for rows in (5, 5, 7, 9)]
+    inputs = [batch(config, rows, weighted) for rows in (5, 5, 7)]
     backend = Counting()
     captured = capture(model, backend)
     alike(train(captured, model, inputs), train(reference, reference, inputs))
@@ -170,8 +168,6 @@ def test_dlrm(name: str, weighted: bool) -> None:
 
 @pytest.mark.parametrize("name", ["dot", "cross", "learned"])
 def test_dlrm_with_our_backend(name: str) -> None:
-    import dataclasses
-
     config = dataclasses.replace(BASE, sparse=False, **VARIANTS[name])
     torch.manual_seed(0)
     model = DLRM(config)
