@@ -54,9 +54,7 @@ class Session:
 
         return disable(function)  # type: ignore[no-any-return]
 
-    def root(
-        self, function: types.FunctionType, receiver: Any = None, module: Any = None
-    ) -> Root:
+    def root(self, function: types.FunctionType, receiver: Any = None, module: Any = None) -> Root:
         """The unit of a function, or of the method of a receiver, which has cases of its own."""
         key = (id(function), id(receiver))
         if key not in self._roots:

@@ -107,7 +107,7 @@ class CapturedGraph:
         node = self._placeholder(source.text, obj, source)
         node.meta["example_value"] = fake
         node.meta["tensor_dict"] = {}
-        if source.known and isinstance(obj, nn.Parameter | nn.Buffer) or source.known:
+        if (source.known and isinstance(obj, nn.Parameter | nn.Buffer)) or source.known:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "guarded"}
         self.inputs.append(Input(source, obj, fake, node, context, name))
         return node, fake
@@ -119,7 +119,9 @@ class CapturedGraph:
         before = unit.sizes.setdefault(source.text, shape)
         if len(before) == len(shape):
             unit.dynamic |= {
-                (source.text, k) for k, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b
+                (source.text, k)
+                for k, (a, b) in enumerate(zip(before, shape, strict=True))
+                if a != b
             }
         return [
             size > 1 and (dynamic is True or (source.text, k) in unit.dynamic)
@@ -137,11 +139,11 @@ class CapturedGraph:
 
     def number_input(self, obj: int, source: Source) -> tuple[fx.Node, torch.SymInt]:
         name = LocalSource(source.expression)
-        made: Any = self.shapes.create_unspecified_symint_and_symbol(
-            obj, name, DimDynamic.DYNAMIC
-        )
+        made: Any = self.shapes.create_unspecified_symint_and_symbol(obj, name, DimDynamic.DYNAMIC)
         constants = self.trace.constants
-        self.trace.guards.add(f"type({{}}) is {constants.name(int)} and {{}} not in (0, 1)", source, source)
+        self.trace.guards.add(
+            f"type({{}}) is {constants.name(int)} and {{}} not in (0, 1)", source, source
+        )
         node = self._placeholder(source.text, made, source)
         self.symbols[made.node.expr] = (source, node)
         return node, made
@@ -160,7 +162,8 @@ class CapturedGraph:
             sizes = [[_static(s) for s in i.sizes] for i in self.inputs]
             strides = [[_static(s) for s in i.strides] for i in self.inputs]
             check = TensorGuards(
-                *(i.obj for i in self.inputs), dynamic_dims_sizes=sizes,  # type: ignore[arg-type]
+                *(i.obj for i in self.inputs),
+                dynamic_dims_sizes=sizes,  # type: ignore[arg-type]
                 dynamic_dims_strides=strides,  # type: ignore[arg-type]
             )
             constants = self.trace.constants
@@ -198,7 +201,10 @@ class CapturedGraph:
                     code = printer.doprint(stride.node.expr)
                     for n, symbol in enumerate(symbols):
                         code = re.sub(rf"\b{symbol}\b", f"{{{n + 1}}}", code)
-                    sources = (i.source.then(f"{{}}.stride({k})"), *(self.symbols[s][0] for s in symbols))
+                    sources = (
+                        i.source.then(f"{{}}.stride({k})"),
+                        *(self.symbols[s][0] for s in symbols),
+                    )
                     found.append((f"{{0}} == {code}", sources, f"stride {k} of {i.source.text}"))
         for guard in self.shapes.guards:
             add(guard.expr)
@@ -224,7 +230,9 @@ class CapturedGraph:
         self._guard_overlap()
         self.graph.output(tuple(outputs))
         for node in reversed(list(self.graph.nodes)):  # sizes that nobody uses
-            number = isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat)
+            number = isinstance(
+                node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat
+            )
             if number and not node.users and node.op != "placeholder":
                 self.graph.erase_node(node)
         operations = self.operations()
@@ -251,7 +259,12 @@ class CapturedGraph:
             value = node.meta["example_value"]
             if isinstance(value, torch.Tensor):
                 sizes = (*value.shape, *value.stride())
-                used |= {s for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+                used |= {
+                    s
+                    for n in sizes
+                    if isinstance(n, torch.SymInt)
+                    for s in n.node.expr.free_symbols
+                }
         kept = [
             a for a in kept
             if a[1].users or a[2].node.expr.free_symbols & used

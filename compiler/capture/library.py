@@ -64,14 +64,14 @@ PURE = {
 }  # fmt: skip
 PURE |= {f for f in vars(math).values() if callable(f)}
 PURE |= {f for n, f in vars(operator).items() if callable(f) and not n.startswith("_")}
-_BINARY = (
-    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
-)
+_BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
 _COMPARED = ("__lt__", "__gt__", "__le__", "__ge__", "__eq__", "__ne__")
 _REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
-def handles(*functions: Any) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
+def handles(
+    *functions: Any,
+) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
     def register(handler: Callable[..., Value | None]) -> Callable[..., Value | None]:
         for function in functions:
             HANDLERS[function] = handler
@@ -80,9 +80,7 @@ def handles(*functions: Any) -> Callable[[Callable[..., Value | None]], Callable
     return register
 
 
-def call_known(
-    frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def call_known(frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a built-in function or a class, known by identity."""
     args = [look(a) for a in args]
     kwargs = {k: look(v) for k, v in kwargs.items()}
@@ -213,9 +211,7 @@ def _containers(frame: Frame, name: str, a: Value, b: Value) -> Value | None:
     return None
 
 
-def _by_class(
-    frame: Frame, a: Value, b: Value, names: list[str], reflected: str
-) -> Value | None:
+def _by_class(frame: Frame, a: Value, b: Value, names: list[str], reflected: str) -> Value | None:
     """The operator methods of user classes; a subclass's own reflected one comes first."""
     if not isinstance(a, ObjectValue) and not isinstance(b, ObjectValue):
         return None
@@ -256,7 +252,10 @@ def _equal(frame: Frame, a: Value, b: Value) -> bool | None:
     if a is b and not isinstance(a, Constant):
         return None if isinstance(a, ByIdentity) else True
     both = (a, b)
-    for kind, polyfill in ((SequenceValue, polyfills.sequences_equal), (DictValue, polyfills.dicts_equal)):
+    for kind, polyfill in (
+        (SequenceValue, polyfills.sequences_equal),
+        (DictValue, polyfills.dicts_equal),
+    ):
         if isinstance(a, kind) and isinstance(b, kind):
             if (a.cls is list) != (b.cls is list):
                 return False
@@ -265,7 +264,9 @@ def _equal(frame: Frame, a: Value, b: Value) -> bool | None:
         return a.entries.keys() == b.entries.keys()
     for one, other in (both, both[::-1]):
         if isinstance(one, Constant) and one.value is None:
-            if isinstance(other, ObjectValue | SequenceValue | DictValue | SetValue | FunctionValue):
+            if isinstance(
+                other, ObjectValue | SequenceValue | DictValue | SetValue | FunctionValue
+            ):
                 return False
     if all(isinstance(v, ObjectValue) and v.cls.__eq__ is object.__eq__ for v in both):
         return _identical(frame, a, b)
@@ -509,19 +510,27 @@ def _(frame: Frame, function: Value, *args: Value, **kwargs: Value) -> Value:
     return PartialValue(functools.partial, function, list(args), kwargs)
 
 
-def construct(
-    frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An instance of a class."""
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__bases__ == (tuple,):
-        made = frame.trace.function(cls.__new__, frame.trace.constants.source(cls.__new__, cls.__name__))  # type: ignore[arg-type]
+        made = frame.trace.function(
+            cls.__new__, frame.trace.constants.source(cls.__new__, cls.__name__)
+        )  # type: ignore[arg-type]
         slots = bind_arguments(made, [frame.trace.known(cls), *args], kwargs)
         return TupleValue([slots[name] for name in cls._fields], cls)  # type: ignore[attr-defined]
-    if issubclass(cls, BaseException) and not kwargs and not isinstance(cls.__init__, types.FunctionType):
+    if (
+        issubclass(cls, BaseException)
+        and not kwargs
+        and not isinstance(cls.__init__, types.FunctionType)
+    ):
         value = ObjectValue(cls)
         value.arguments = args
         return value
-    if not plain(cls) or cls.__new__ is not object.__new__ or type(cls).__call__ is not type.__call__:
+    if (
+        not plain(cls)
+        or cls.__new__ is not object.__new__
+        or type(cls).__call__ is not type.__call__
+    ):
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls)
     value.born = frame.trace.clock
@@ -711,7 +720,9 @@ SHORTCUTS: dict[Any, Callable[..., Value | None]] = {
 
 for _text, _method in ((str, "__str__"), (repr, "__repr__")):
 
-    def _shown(frame: Frame, value: Value = Constant(""), *more: Value, name: str = _method) -> Value | None:  # noqa: B008
+    def _shown(
+        frame: Frame, value: Value = Constant(""), *more: Value, name: str = _method
+    ) -> Value | None:
         for candidate in dict.fromkeys((name, "__repr__")):
             method = special(frame, value, candidate)
             if method is not None:
@@ -725,7 +736,15 @@ def _unused(frame: Frame, *args: Value, **kwargs: Value) -> Value:
     raise Unsupported("input and output")
 
 
-for _effect in (print, input, open, builtins.exec, builtins.eval, builtins.id, globals, locals, vars):
+for _effect in (
+    print,
+    input,
+    open,
+    builtins.exec,
+    builtins.eval,
+    builtins.id,
+    globals,
+    locals,
+    vars,
+):
     HANDLERS[_effect] = _unused
-
-

@@ -73,7 +73,9 @@ def attribute(tensors: Tensors, frame: Frame, owner: ModuleValue, name: str) -> 
             raise Unsupported(f"{owner.cls.__name__}.__getattr__")
         tables = [instance[table] for table in _TABLES]
         for held in tables:
-            trace.guards.add(f"{name!r} not in {{}}", trace.constants.source(held, owner.source.text))
+            trace.guards.add(
+                f"{name!r} not in {{}}", trace.constants.source(held, owner.source.text)
+            )
         trace.guards.add(
             f"{name!r} not in {{}}", trace.constants.source(instance, owner.source.text)
         )
@@ -86,7 +88,9 @@ def set_attribute(tensors: Tensors, owner: ModuleValue, name: str, value: Value)
     if owner.cls.__setattr__ is not nn.Module.__setattr__:
         return False
     instance = owner.obj.__dict__
-    if isinstance(value, ModuleValue) or isinstance(value.cls, type) and issubclass(value.cls, nn.Parameter):
+    if isinstance(value, ModuleValue) or (
+        isinstance(value.cls, type) and issubclass(value.cls, nn.Parameter)
+    ):
         raise Unsupported("setting a parameter or a submodule")
     if any(name in base.__dict__ for base in owner.cls.__mro__):
         return False

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.eval_frame import skip_code
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -120,7 +120,9 @@ class Tensors(Extension):
             return Constant(obj, source)
         if type(obj) is torch.Size:
             return self.trace._sequence(obj, self.trace.typed(obj, source))
-        if isinstance(obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.finfo | torch.iinfo):
+        if isinstance(
+            obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.finfo | torch.iinfo
+        ):
             return Known(obj, self.trace.pin(obj, source))
         if isinstance(obj, torch.library.CustomOpDef):
             return Known(obj._opoverload, self.trace.pin(obj, source))
@@ -312,7 +314,16 @@ class Tensors(Extension):
             raise Unsupported("a size as a key")
         if obj in (bool, operator.not_, operator.truth, getattr):
             return None
-        if obj in vars(math).values() or obj in (str, repr, round, divmod, hash, format, pow, complex):
+        if obj in vars(math).values() or obj in (
+            str,
+            repr,
+            round,
+            divmod,
+            hash,
+            format,
+            pow,
+            complex,
+        ):
             fixed = [self.specialised(a) for a in args]
             return frame.call(Known(obj), fixed, kwargs)
         return None
@@ -522,5 +533,3 @@ def _of_torch(obj: Any) -> bool:
     return isinstance(obj, types.BuiltinFunctionType) and module.startswith(
         ("torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft")
     )
-
-

@@ -268,9 +268,7 @@ class Trace:
                     continue
                 a, b = changed.source, other.source
                 if a is not None and b is not None and not (a.known and b.known):
-                    self.guards.late.append(
-                        ("{} is not {}", (a, b), f"{a.text} is not {b.text}")
-                    )
+                    self.guards.late.append(("{} is not {}", (a, b), f"{a.text} is not {b.text}"))
 
 
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)

@@ -186,9 +186,7 @@ class Root(Unit):
         exec(compile(text, f"<call of {self.name}>", "exec"), scope)
         call: Any = scope["call"]
         functools.update_wrapper(call, self.function)
-        call.__code__ = call.__code__.replace(
-            co_name=code.co_name, co_qualname=code.co_qualname
-        )
+        call.__code__ = call.__code__.replace(co_name=code.co_name, co_qualname=code.co_qualname)
         call.__defaults__ = self.function.__defaults__
         call.__kwdefaults__ = self.function.__kwdefaults__
         self.session.hide(call)
@@ -200,9 +198,7 @@ class Root(Unit):
         return self.function.__code__
 
     def frame(self, trace: Trace, values: Sequence[Any]) -> Outermost:
-        function = look(
-            trace.wrap(self.function, trace.constants.source(self.function, self.name))
-        )
+        function = look(trace.wrap(self.function, trace.constants.source(self.function, self.name)))
         assert isinstance(function, FunctionValue)
         if self.module is not None:
             trace.tensors.called(self.module)

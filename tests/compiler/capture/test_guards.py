@@ -147,7 +147,15 @@ def test_explanation_shows_all_stages() -> None:
         return y * 2
 
     text = str(explain(broken, X))
-    for part in ("guards", "guard code", "graph", "break", "function", "rewritten bytecode", "bytecode"):
+    for part in (
+        "guards",
+        "guard code",
+        "graph",
+        "break",
+        "function",
+        "rewritten bytecode",
+        "bytecode",
+    ):
         assert part in text
     assert "JUMP_FORWARD" in text and "Tail" not in text.split("graph")[0]
 
@@ -270,7 +278,9 @@ def test_global_state() -> None:
         with manager:
             got, want = captured(x), run(x)
         assert [getattr(g, "dtype", g) for g in got] == [getattr(w, "dtype", w) for w in want]
-        assert [getattr(g, "requires_grad", g) for g in got] == [getattr(w, "requires_grad", w) for w in want]
+        assert [getattr(g, "requires_grad", g) for g in got] == [
+            getattr(w, "requires_grad", w) for w in want
+        ]
         assert got[1].device == want[1].device
     torch.set_default_dtype(torch.float64)
     try:

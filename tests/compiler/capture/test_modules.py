@@ -26,7 +26,9 @@ class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleDict({"up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)})
+        self.layers = nn.ModuleDict(
+            {"up": nn.Linear(width, 2 * width), "down": nn.Linear(2 * width, width)}
+        )
         self.gain = nn.Parameter(torch.ones(width))
         self.register_buffer("shift", torch.full((width,), 0.1))
         self.shift: Tensor
@@ -86,7 +88,9 @@ class Attend(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, d = x.shape
-        q, k, v = (t.reshape(b, n, 2, d // 2).transpose(1, 2) for t in self.project(x).chunk(3, dim=-1))
+        q, k, v = (
+            t.reshape(b, n, 2, d // 2).transpose(1, 2) for t in self.project(x).chunk(3, dim=-1)
+        )
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
 
 
@@ -146,7 +150,11 @@ def batch(config: DLRMConfig, rows: int, weighted: bool) -> tuple[Any, ...]:
     ids = [torch.randint(0, n, (count,)) for n in config.rows]
     offsets = torch.stack([torch.arange(0, count + 1, 2)] * len(config.rows))
     dense = torch.randn(rows, config.dense_in)
-    return (dense, ids, offsets, [torch.rand(count) for _ in ids]) if weighted else (dense, ids, offsets)
+    return (
+        (dense, ids, offsets, [torch.rand(count) for _ in ids])
+        if weighted
+        else (dense, ids, offsets)
+    )
 
 
 @pytest.mark.parametrize(
