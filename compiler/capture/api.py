@@ -52,7 +52,7 @@ class Session:
             return function
         from torch._dynamo import disable
 
-        return disable(function)  # type: ignore[no-any-return]
+        return disable(function)
 
     def root(self, function: types.FunctionType, receiver: Any = None, module: Any = None) -> Root:
         """The unit of a function, or of the method of a receiver, which has cases of its own."""
@@ -111,6 +111,7 @@ def capture(
     """
     if backend is None:
         from compiler.backend import dlrm as backend
+    assert backend is not None
     session = Session(backend, dynamic, limit)
     receiver, plain = None, function
     if isinstance(function, types.MethodType):

@@ -180,7 +180,7 @@ class Attempt:
             look(broken.function), FunctionValue | MethodValue | ByIdentity | ObjectValue
         ):
             function = f"{rebuild.helper(self.unit.session.recapture)}({function})"
-        args = [rebuild.expression(a) for a in broken.args]
+        args = [rebuild.expression(a) for a in broken.operands]
         args += [f"{k}={rebuild.expression(v)}" for k, v in broken.kwargs.items()]
         call = f"{function}({', '.join(args)})"
         if not all(name.isidentifier() for name in broken.kwargs):
@@ -231,11 +231,8 @@ class Attempt:
         cell_names = [n for n, v in frame.slots.items() if isinstance(v, CellValue)]
         names = [n for n in frame.code.co_varnames if n in live and n in frame.slots]
         names = [n for n in names if n not in cell_names]
-        kinds, values = [], []
-        for name in cell_names:
-            values.append(rebuild.expression(frame.slots[name]))
-        for name in names:
-            values.append(rebuild.expression(frame.slots[name]))
+        kinds = []
+        values = [rebuild.expression(frame.slots[name]) for name in (*cell_names, *names)]
         for k, value in enumerate(frame.stack):
             if pushed and k == len(frame.stack) - 1:
                 kinds.append("value")

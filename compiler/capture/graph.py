@@ -39,7 +39,8 @@ class Input:
     ) -> None:  # fmt: skip
         self.source, self.obj, self.fake, self.node = source, obj, fake, node
         self.context, self.name = context, name
-        self.sizes, self.strides = tuple(fake.shape), tuple(fake.stride())
+        self.sizes: tuple[Any, ...] = tuple(fake.shape)
+        self.strides: tuple[Any, ...] = tuple(fake.stride())
         self.version = 0 if obj.is_inference() else fake._version
 
     @property
@@ -100,14 +101,14 @@ class CapturedGraph:
         found = [(size, f"{{}}.size({k})") for k, size in enumerate(fake.shape)]
         found += [(stride, f"{{}}.stride({k})") for k, stride in enumerate(fake.stride())]
         for number, step in (*found, (fake.storage_offset(), "{}.storage_offset()")):
-            if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
-                if self.symbol_node(number) is None:
-                    node = self._placeholder(str(number.node.expr), number, source.then(step))
-                    self.symbols[number.node.expr] = (source.then(step), node)
+            symbol = number.node.expr if isinstance(number, torch.SymInt) else None
+            if symbol is not None and symbol.is_symbol and symbol not in self.symbols:
+                node = self._placeholder(str(symbol), number, source.then(step))
+                self.symbols[symbol] = (source.then(step), node)
         node = self._placeholder(source.text, obj, source)
         node.meta["example_value"] = fake
         node.meta["tensor_dict"] = {}
-        if (source.known and isinstance(obj, nn.Parameter | nn.Buffer)) or source.known:
+        if source.known:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "guarded"}
         self.inputs.append(Input(source, obj, fake, node, context, name))
         return node, fake
@@ -178,34 +179,26 @@ class CapturedGraph:
         late[:0] = first + self._guard_shapes()
 
     def _guard_shapes(self) -> list[tuple[str, tuple[Source, ...], str]]:
+        """What was decided on symbolic sizes, and strides that follow from them."""
         found = []
         printer = PythonPrinter()
 
-        def add(expression: Any) -> None:
+        def add(expression: Any, *first: Source, form: str = "{}") -> None:
             symbols = sorted(expression.free_symbols, key=str)
-            code = printer.doprint(expression)
-            sources = tuple(self.symbols[s][0] for s in symbols)
-            text = code
-            for k, (symbol, source) in enumerate(zip(symbols, sources, strict=True)):
+            sources = (*first, *(self.symbols[s][0] for s in symbols))
+            code = text = printer.doprint(expression)
+            for k, symbol in enumerate(symbols, len(first)):
                 code = re.sub(rf"\b{symbol}\b", f"{{{k}}}", code)
-                text = re.sub(rf"\b{symbol}\b", source.text, text)
-            found.append((code, sources, text))
+                text = re.sub(rf"\b{symbol}\b", sources[k].text, text)
+            found.append((form.format(code), sources, form.format(text).format(*first)))
 
-        for source, node in self.symbols.values():
-            if isinstance(source.base, Source) and ".size(" in source.template:
+        for source, _ in self.symbols.values():
+            if ".size(" in source.template:
                 found.append(("{} >= 2", (source,), f"{source.text} >= 2"))
         for i in self.inputs:
             for k, stride in enumerate(i.strides):
-                if isinstance(stride, torch.SymInt):
-                    symbols = sorted(stride.node.expr.free_symbols, key=str)
-                    code = printer.doprint(stride.node.expr)
-                    for n, symbol in enumerate(symbols):
-                        code = re.sub(rf"\b{symbol}\b", f"{{{n + 1}}}", code)
-                    sources = (
-                        i.source.then(f"{{}}.stride({k})"),
-                        *(self.symbols[s][0] for s in symbols),
-                    )
-                    found.append((f"{{0}} == {code}", sources, f"stride {k} of {i.source.text}"))
+                if _static(stride) is None:
+                    add(stride.node.expr, i.source.then(f"{{}}.stride({k})"), form="{{0}} == {}")
         for guard in self.shapes.guards:
             add(guard.expr)
         return found

@@ -34,6 +34,10 @@ class Guards:
         name = repr(obj) if obj is None or type(obj) is bool else self.constants.keep(obj)
         self.add(f"{{}} is {name}", source, text=f"{source.text} is the same {_kind(obj)}")
 
+    def absent(self, source: Source, name: str) -> None:
+        """A dictionary has nothing under a name."""
+        self.add(f"{name!r} not in {{}}", source, text=f"{source.text} has no own {name}")
+
     def equal(self, source: Source, constant: Any) -> None:
         """The source leads to an equal value of the same type."""
         if constant is None or type(constant) is bool:

@@ -28,6 +28,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MethodValue,
+    Scope,
     SequenceValue,
     SetValue,
     SliceValue,
@@ -93,8 +94,7 @@ class Frame(Machine):
         """Interpret another function, whose arguments are bound."""
         if self.trace.depth >= 40:
             raise Unsupported("calls deeper than 40")
-        for cell_name, cell in zip(function.code.co_freevars, function.cells, strict=True):
-            slots[cell_name] = cell
+        slots.update(zip(function.code.co_freevars, function.cells, strict=True))
         for value in slots.values():
             if isinstance(value, IteratorValue):
                 value.named = True
@@ -177,20 +177,17 @@ class Frame(Machine):
         self.push(self._global(one.arg))
 
     def _global(self, name: str) -> Value:
-        scope = self.trace.seen.get(id(self.scope))
-        if scope is not None and name in scope.changed:  # type: ignore[attr-defined]
-            return scope.changed[name]  # type: ignore[attr-defined, no-any-return]
-        trace = self.trace
-        source = trace.constants.source(self.scope, "globals()")
+        trace, scope = self.trace, self.trace.seen.get(id(self.scope))
+        if isinstance(scope, Scope) and name in scope.changed:
+            return scope.changed[name]
         if name in self.scope:
-            return trace.wrap(self.scope[name], source.then(f"{{}}[{name!r}]", name))
-        trace.guards.add(f"{name!r} not in {{}}", source, text=f"no global {name}")
+            return trace.wrap(self.scope[name], trace.held(self.scope, name))
+        trace.guards.absent(trace.constants.source(self.scope, "the module"), name)
         builtins = self.scope["__builtins__"]
         builtins = builtins if isinstance(builtins, dict) else vars(builtins)
         if name not in builtins:
             raise Unsupported(f"the name {name}, which is not defined")
-        source = trace.constants.source(builtins, "builtins")
-        return trace.wrap(builtins[name], source.then(f"{{}}[{name!r}]", name))
+        return trace.wrap(builtins[name], trace.held(builtins, name))
 
     def STORE_GLOBAL(self, one: Instruction) -> None:
         scope = self.trace.scope(self.scope)
@@ -316,16 +313,16 @@ class Frame(Machine):
     def LIST_APPEND(self, one: Instruction) -> None:
         item = self.stack.pop()
         self.trace.mutate(self.stack[-one.arg])  # behind a break, the list is from outside
-        self.stack[-one.arg].items.append(item)  # type: ignore[attr-defined]
+        self.stack[-one.arg].items.append(item)
 
     def SET_ADD(self, one: Instruction) -> None:
         item = self.stack.pop()
         self.trace.mutate(self.stack[-one.arg])
-        self.stack[-one.arg].grow(key(item), item)  # type: ignore[attr-defined]
+        self.stack[-one.arg].grow(key(item), item)
 
     def MAP_ADD(self, one: Instruction) -> None:
         k, v = self.take(2)
-        set_item(self, self.stack[-one.arg], k, v)  # type: ignore[arg-type]
+        set_item(self, self.stack[-one.arg], k, v)
 
     def LIST_EXTEND(self, one: Instruction) -> None:
         more = self.pop()
@@ -432,7 +429,7 @@ class Frame(Machine):
         kwargs = self.pop() if one.arg & 1 else DictValue({})
         args = self.pop()
         if not isinstance(kwargs, DictValue):
-            kwargs = self.call(Known(dict), [kwargs])  # type: ignore[assignment]
+            kwargs = self.call(Known(dict), [kwargs])
         if not isinstance(args, SequenceValue):
             args = self.call(Known(list), [args])
         if NULL_LAST:

@@ -17,7 +17,7 @@ class GraphBreak(Exception):
     def __init__(
         self, function: Value, args: list[Value], kwargs: dict[str, Value], push: bool, again: bool
     ) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs
+        self.function, self.operands, self.kwargs = function, args, kwargs
         self.push, self.again = push, again
 
 
@@ -48,7 +48,7 @@ class Machine:
         handler = getattr(self, one.op, None)
         if handler is None:
             raise Unsupported(f"the instruction {one.op}")
-        return handler(one)  # type: ignore[no-any-return]
+        return handler(one)
 
     def go_on(self) -> Value | None:
         """A generator's next value, None at its end."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
     "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
-    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state", "hide", "modes",
-    "no_modes", "overridable", "restore", "set_grad", "tracing",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state",
+    "hide", "modes", "no_modes", "overridable", "restore", "set_grad", "tracing",
 ]  # fmt: skip
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode

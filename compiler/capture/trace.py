@@ -89,6 +89,12 @@ class Trace:
         else:
             self.guards.add("{} is {}", source, first)
 
+    def held(self, table: dict[str, Any], name: str, text: str = "") -> Source:
+        """The source of what a known dictionary has under a name."""
+        return self.constants.source(table, text).then(
+            f"{{}}[{name!r}]", f"{text}.{name}" if text else name
+        )
+
     def pin(self, obj: Any, source: Source) -> Source:
         """Guard that the source leads to this very object; the source of what is known now."""
         if source.expression != self.constants.name(obj):
@@ -274,7 +280,7 @@ class Trace:
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 
-def plain(cls: type) -> bool:
+def plain(cls: Any) -> bool:
     """Whether instances keep what they have in ``__dict__`` or slots, and look it up as usual."""
     return (
         cls.__getattribute__ is object.__getattribute__

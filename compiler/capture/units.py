@@ -62,7 +62,7 @@ class Unit:
         scope: dict[str, Any] = {"cases": self.cases, "miss": self.session.disabled(self.miss)}
         exec(compile(code, f"<dispatch of {self.name}>", "exec"), scope)
         self.session.hide(scope["step"], finish)
-        return scope["step"]  # type: ignore[no-any-return]
+        return scope["step"]
 
     # ---- what kinds of units differ in
 
@@ -150,7 +150,7 @@ class Unit:
 
 
 class Root(Unit):
-    """A function as the user calls it, with its own signature; or the ``forward`` of a ``module``."""
+    """A function with its own signature, as the user calls it, or a module's ``forward``."""
 
     def __init__(
         self, session: Session, function: types.FunctionType,
@@ -192,7 +192,7 @@ class Root(Unit):
         self.session.hide(call)
         call._torchdynamo_disable = True  # torch.compile around it shall call it as it is
         call._torchdynamo_disable_msg = "captured by compiler.capture"
-        return call  # type: ignore[no-any-return]
+        return call
 
     def code(self) -> types.CodeType:
         return self.function.__code__
@@ -228,7 +228,7 @@ class Rest(Unit):
         self.whole, self.place, self.scope = whole, place, scope
         self._code, self.shift = resume.resume_code(code, place)
         line = next(
-            (l for a, b, l in code.co_lines() if a <= place.offset < b and l), code.co_firstlineno
+            (n for a, b, n in code.co_lines() if a <= place.offset < b and n), code.co_firstlineno
         )
         super().__init__(whole.session, f"{whole.name} from line {line}", place.parameters)
 
