@@ -6,15 +6,14 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
-from compiler.capture.sources import Source
 from compiler.capture.values import (
     Constant,
     DictValue,
     FunctionValue,
     Known,
-    Lazy,
     ListValue,
     MethodValue,
+    Missing,
     NamedMethod,
     NotConstant,
     ObjectValue,
@@ -40,7 +39,7 @@ def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
     """``owner.name``, or None where Python would raise AttributeError."""
     found = frame.trace.tensors.attribute(frame, owner, name)
     if found is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     if isinstance(owner, ObjectValue):
         return object_attribute(frame, owner, name)
     if isinstance(owner, SuperValue):
@@ -112,11 +111,32 @@ def special(frame: Frame, value: Value, name: str) -> Value | None:
 
 
 def object_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    """By the class's own ``__getattribute__``, if it has one in Python."""
+    own: Any = owner.cls.__getattribute__
+    if isinstance(own, types.FunctionType):
+        return _or_missing(frame, own, owner, name)
+    return usual_attribute(frame, owner, name)
+
+
+def _or_missing(frame: Frame, function: Any, owner: Value, name: str) -> Value | None:
+    """What ``__getattribute__`` or ``__getattr__`` gives, None if it raises AttributeError."""
+    try:
+        return look(frame.call(frame.trace.known(function), [owner, Constant(name)]))
+    except Missing:
+        return None
+
+
+def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    """By ``object.__getattribute__``."""
     trace = frame.trace
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        raise Unsupported("__dict__")
+        if owner.obj is None or owner.changed or owner.source is None:
+            raise Unsupported("the __dict__ of an object that is new or changed")
+        table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
+        table.frozen = owner.frozen = True  # two names of the same: neither may change
+        return table
     found = class_attribute(frame, owner.cls, name)
     if isinstance(found, property):
         if found.fget is None:
@@ -135,9 +155,9 @@ def object_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | Non
         return value
     if found is not _ABSENT:
         return bind(frame, found, owner, owner.cls, name)
-    fallback = special(frame, owner, "__getattr__")
-    if fallback is not None:
-        return look(frame.call(fallback, [owner, Constant(name)]))
+    fallback = class_attribute(frame, owner.cls, "__getattr__")
+    if isinstance(fallback, types.FunctionType):
+        return _or_missing(frame, fallback, owner, name)
     return None
 
 
@@ -165,24 +185,20 @@ def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
         return None
     trace, source = frame.trace, owner.source
     assert source is not None
+    slot = isinstance(lookup(owner.cls, name), types.MemberDescriptorType)
     instance = getattr(owner.obj, "__dict__", None)
     if source.known and instance is not None:
-        held = trace.constants.source(instance, source.text)
         if name not in instance:
-            if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
-                trace.guards.add(
-                    f"{name!r} not in {{}}", held, text=f"{source.text} has no own {name}"
-                )
+            if not slot:
+                trace.guards.absent(trace.constants.source(instance, source.text), name)
                 return None
         else:
-            step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
-                          f"{{}}[{name!r}]")  # fmt: skip
+            step = trace.held(instance, name, source.text)
             owner.attributes[name] = value = trace.wrap(instance[name], step)
             return value
-    elif instance is not None and name not in instance:
-        if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
-            trace.guards.add(f"{name!r} not in {{}}.__dict__", source)
-            return None
+    elif instance is not None and name not in instance and not slot:
+        trace.guards.add(f"{name!r} not in {{}}.__dict__", source)
+        return None
     try:
         obj = getattr(owner.obj, name)
     except AttributeError:
@@ -219,9 +235,9 @@ def set_own(frame: Frame, owner: ObjectValue, name: str, value: Value) -> None:
         raise Unsupported(f"setting {name}, which is no slot")
     if owner.cls.__mro__[-2].__module__ == "builtins":
         raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
+    frame.trace.mutate(owner)
     owner.attributes[name] = value
     owner.changed[name] = None
-    frame.trace.mutate(owner)
 
 
 def _super_attribute(frame: Frame, owner: SuperValue, name: str) -> Value | None:
@@ -243,10 +259,7 @@ def _known_attribute(frame: Frame, owner: Known, name: str) -> Value | None:
             if not hasattr(obj, name):
                 return None
             return trace.known(getattr(obj, name))  # made by the module's own __getattr__
-        held = trace.constants.source(vars(obj), source.text)
-        step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
-                      f"{{}}[{name!r}]")  # fmt: skip
-        return trace.wrap(vars(obj)[name], step)
+        return trace.wrap(vars(obj)[name], trace.held(vars(obj), name, source.text))
     if isinstance(obj, type):
         found = lookup(obj, name)
         if isinstance(found, classmethod):
@@ -290,6 +303,3 @@ def known_name(value: Value) -> str:
     if not isinstance(name, str):
         raise Unsupported("an attribute whose name is no text")
     return name
-
-
-__all__ = ["Lazy", "get_attribute", "known_name", "set_attribute", "special"]

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from compiler.capture.bytecode import NULL_LAST, Instruction
 from compiler.capture.extension import GraphCall
-from compiler.capture.interpreter import Frame, GraphBreak
+from compiler.capture.interpreter import Frame
+from compiler.capture.machine import GraphBreak
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
 from compiler.capture.trace import Trace
@@ -28,6 +30,7 @@ from compiler.capture.values import (
     IteratorValue,
     MethodValue,
     ObjectValue,
+    Recaptured,
     TupleValue,
     Unsupported,
     Value,
@@ -115,7 +118,7 @@ class Attempt:
         self.trace = Trace(lambda trace: unit.session.extension(trace, unit))
         self.frame = unit.frame(self.trace, values)
         self.frame.break_at = break_at
-        self.rebuild = Rebuild(self.trace)
+        self.rebuild = Rebuild(self.trace, unit.session.recapture)
         self.rest: list[Unit] = []
 
     def run(self) -> Entry:
@@ -169,15 +172,20 @@ class Attempt:
         previous = frame.decoded.instructions[frame.index - 1] if frame.index else None
         if previous is not None and previous.offset == one.offset:
             raise Declined(f"{self.reason}, in the middle of an instruction")
+        callee = _callee(frame.stack, one)
+        if callee is not None:
+            frame.stack[callee] = _recaptured(look(frame.stack[callee]))
+            if isinstance(frame.stack[callee], Recaptured):
+                return self._rest_in_python(one.offset)
+        if not self.trace.tensors.operations() and not self.trace.dirty:
+            raise Declined(f"{self.reason}; nothing before it to capture")
         return self._rest_in_python(one.offset)
 
     def _call_in_python(self, broken: GraphBreak, offset: int) -> list[str]:
         """Run the call, then the rest; all state is built before the call, as Python has it."""
         frame, rebuild = self.frame, self.rebuild
-        function = rebuild.expression(broken.function)
-        if isinstance(look(broken.function), FunctionValue | MethodValue | ByIdentity | ObjectValue):
-            function = f"{rebuild.helper(self.unit.session.recapture)}({function})"
-        args = [rebuild.expression(a) for a in broken.args]
+        function = rebuild.expression(_recaptured(look(broken.function)))
+        args = [rebuild.expression(a) for a in broken.operands]
         args += [f"{k}={rebuild.expression(v)}" for k, v in broken.kwargs.items()]
         call = f"{function}({', '.join(args)})"
         if not all(name.isidentifier() for name in broken.kwargs):
@@ -198,12 +206,13 @@ class Attempt:
         indent = "    " * bool(managers)
         lines = [f"with {', '.join(managers)}:"] if managers else []
         lines.append(f"{indent}{'result = ' if broken.push else ''}{call}")
-        return [*lines, f"return {rebuild.helper(Tail)}({step}, ({', '.join(values)}{',' * bool(values)}))"]
+        return [
+            *lines,
+            f"return {rebuild.helper(Tail)}({step}, ({', '.join(values)}{',' * bool(values)}))",
+        ]
 
     def _rest_in_python(self, offset: int) -> list[str]:
         rebuild = self.rebuild
-        if not self.trace.tensors.operations() and not self.trace.dirty:
-            raise Declined(f"{self.reason}; nothing before it to capture")
         place, values = self._place(offset, False)
         rest = self.unit.rest(place, self.frame.scope)
         self.rest.append(rest)
@@ -218,20 +227,15 @@ class Attempt:
     def _place(self, offset: int, pushed: bool) -> tuple[Place, list[str]]:
         """The state at the break: what a resume function is given, and code that makes it."""
         frame, rebuild = self.frame, self.rebuild
-        index = next(
-            k for k, one in enumerate(frame.decoded.instructions) if one.offset == offset
-        )
+        index = next(k for k, one in enumerate(frame.decoded.instructions) if one.offset == offset)
         live = set(frame.decoded.live[index])
         if "__class__" in frame.code.co_freevars:
             live |= set(frame.code.co_varnames[:1])  # super() looks at the first argument
         cell_names = [n for n, v in frame.slots.items() if isinstance(v, CellValue)]
         names = [n for n in frame.code.co_varnames if n in live and n in frame.slots]
         names = [n for n in names if n not in cell_names]
-        kinds, values = [], []
-        for name in cell_names:
-            values.append(rebuild.expression(frame.slots[name]))
-        for name in names:
-            values.append(rebuild.expression(frame.slots[name]))
+        kinds = []
+        values = [rebuild.expression(frame.slots[name]) for name in (*cell_names, *names)]
         for k, value in enumerate(frame.stack):
             if pushed and k == len(frame.stack) - 1:
                 kinds.append("value")
@@ -274,6 +278,23 @@ class Attempt:
         )  # fmt: skip
 
 
+def _recaptured(function: Value) -> Value:
+    """A Python function or module that is left to Python, to be captured on its own."""
+    python = FunctionValue | MethodValue | ByIdentity | ObjectValue
+    return Recaptured(function) if isinstance(function, python) else function
+
+
+def _callee(stack: list[Value], one: Instruction) -> int | None:
+    """Where on the stack lies what a call instruction calls."""
+    if one.op == "CALL_FUNCTION_EX":
+        above = 2 + (one.arg & 1)
+    elif one.op in ("CALL", "CALL_KW"):
+        above = one.arg[0] + 1 if one.op == "CALL" else one.arg + 2
+    else:
+        return None
+    return len(stack) - above - NULL_LAST
+
+
 def _protected(frame: Frame) -> bool:
     """Whether an exception at this instruction would not simply leave the function."""
     code, handlers = frame.decoded.instructions, frame.decoded.handlers
@@ -310,5 +331,3 @@ def capture_entry(unit: Unit, values: Sequence[Any]) -> Entry:
         except Unsupported as why:
             raise Declined(str(why)) from why
     raise Declined(reason)
-
-

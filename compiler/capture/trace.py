@@ -89,6 +89,12 @@ class Trace:
         else:
             self.guards.add("{} is {}", source, first)
 
+    def held(self, table: dict[str, Any], name: str, text: str = "") -> Source:
+        """The source of what a known dictionary has under a name."""
+        return self.constants.source(table, text).then(
+            f"{{}}[{name!r}]", f"{text}.{name}" if text else name
+        )
+
     def pin(self, obj: Any, source: Source) -> Source:
         """Guard that the source leads to this very object; the source of what is known now."""
         if source.expression != self.constants.name(obj):
@@ -256,6 +262,8 @@ class Trace:
 
     def mutate(self, value: Value) -> None:
         """Note that a value changes; one from outside is written back at the end."""
+        if value.frozen:
+            raise Unsupported("a change of an object whose __dict__ was read")
         if value.source is not None:
             self.dirty.setdefault(id(value), value)
 
@@ -268,19 +276,23 @@ class Trace:
                     continue
                 a, b = changed.source, other.source
                 if a is not None and b is not None and not (a.known and b.known):
-                    self.guards.late.append(
-                        ("{} is not {}", (a, b), f"{a.text} is not {b.text}")
-                    )
+                    self.guards.late.append(("{} is not {}", (a, b), f"{a.text} is not {b.text}"))
 
 
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 
-def plain(cls: type) -> bool:
+_PLAIN_CLASS: Any = type.__getattribute__
+
+
+def plain(cls: Any) -> bool:
     """Whether instances keep what they have in ``__dict__`` or slots, and look it up as usual."""
     return (
-        cls.__getattribute__ is object.__getattribute__
-        and type(cls).__getattribute__ is type.__getattribute__
+        (
+            cls.__getattribute__ is object.__getattribute__
+            or isinstance(cls.__getattribute__, types.FunctionType)
+        )
+        and type(cls).__getattribute__ is _PLAIN_CLASS
         and all(base is object or base.__flags__ & (1 << 9) for base in cls.__mro__)  # heap type
         and cls.__new__ is object.__new__
     )

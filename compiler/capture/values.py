@@ -22,12 +22,17 @@ class Unsupported(Exception):
     """Not understood here, and left to Python: a graph break. The message says what it was."""
 
 
+class Missing(Unsupported):
+    """Python would raise AttributeError, which ``hasattr`` and ``getattr`` with a default catch."""
+
+
 class Value:
     """``born`` is the instruction of the outermost function that made it."""
 
     cls: type = object
     source: Source | None = None
     born: int = 0
+    frozen = False  # not to be changed here
 
     def children(self) -> Sequence[Value]:
         return ()
@@ -171,9 +176,9 @@ def key(value: Value) -> Any:
     if type(value).__hash__ is object.__hash__ and not isinstance(
         value, ListValue | DictValue | SetValue | SliceValue
     ):
-        if isinstance(value, ObjectValue) and (
-            value.cls.__hash__ is not object.__hash__ or value.cls.__eq__ is not object.__eq__
-        ):
+        cls: Any = value.cls
+        own = cls.__hash__ is not object.__hash__ or cls.__eq__ is not object.__eq__
+        if isinstance(value, ObjectValue) and own:
             raise Unsupported(f"a {value.cls.__name__} as a key")
         if isinstance(value, ByIdentity | ObjectValue | FunctionValue):
             return Key(value)
@@ -289,13 +294,23 @@ class MethodValue(Value):
 class NamedMethod(Value):
     """A built-in method of a value, such as ``append`` of a list."""
 
-    cls = type([].append)
+    cls: type = type([].append)
 
     def __init__(self, receiver: Value, name: str) -> None:
         self.receiver, self.name = receiver, name
 
     def children(self) -> Sequence[Value]:
         return (self.receiver,)
+
+
+class Recaptured(Value):
+    """A function that Python is left to call, captured in turn."""
+
+    def __init__(self, function: Value) -> None:
+        self.function, self.cls = function, function.cls
+
+    def children(self) -> Sequence[Value]:
+        return (self.function,)
 
 
 class PartialValue(Value):
