@@ -8,12 +8,14 @@ give another result than the source: at worst the graph breaks there, as before.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._dynamo.comptime import comptime
+from torch._higher_order_ops import while_loop
 
 from compiler.mend.trial import try_capture
 
@@ -34,8 +36,9 @@ def truth(c: Any) -> Any:
         return c
     if c.numel() != 1:
         return bool(c)  # raises
-    c = c.detach().reshape(())
-    return c if c.dtype == torch.bool else c != 0
+    if c.dtype != torch.bool:
+        c = c.detach() != 0
+    return c.reshape(()) if c.dim() else c
 
 
 def select(c: Any, a: Any, b: Any) -> Any:
@@ -94,6 +97,34 @@ def cond(c: Any, then: Side, other: Side, *operands: Any) -> Any:
         if capturable(trial):
             return way()
     return then(*operands) if c else other(*operands)
+
+
+def loop(test: Side, body: Side, *carried: Any) -> tuple[Any, ...]:
+    """``while test(*carried): carried = body(*carried)``; what is carried, at the end.
+
+    In a capture it is PyTorch's ``while_loop``, where all that is carried keeps shape and type.
+    """
+
+    def way() -> Any:
+        start = copied(carried)  # a tensor that is carried may not be read otherwise too
+        entered = truth(test(*carried))
+        start = tuple([gate(entered, x) for x in start])
+        end = while_loop(lambda *v: truth(test(*v)), lambda *v: copied(body(*v)), start)
+        if not any(isinstance(t, Tensor) and t.requires_grad for t in end):
+            return end
+        # PyTorch differentiates a loop that makes no round as if it made one
+        return merged(entered, end, carried)
+
+    if capturable(way):
+        return tuple(way())
+    while test(*carried):
+        carried = body(*carried)
+    return carried
+
+
+def counter(n: Any) -> Any:
+    """A Python integer as a 0-dim i64 tensor, which behaves alike in arithmetic with tensors."""
+    return torch.tensor(n) if type(n) is int else n
 
 
 def merged(c: Tensor, a: Any, b: Any) -> Any:
@@ -216,6 +247,12 @@ def as_float(t: Any) -> Any:
 def as_int(t: Any) -> Any:
     """``int(t)``, where it feeds a condition or bounds a loop."""
     return item(t).to(torch.int64) if isinstance(t, Tensor) and t.numel() == 1 else int(t)
+
+
+def as_index(t: Any) -> Any:
+    """``operator.index(t)``, as ``range`` takes its bounds: integers only."""
+    whole = isinstance(t, Tensor) and t.numel() == 1 and not t.is_floating_point()
+    return as_int(t) if whole and t.dtype != torch.bool else operator.index(t)
 
 
 def equal(a: Any, b: Any) -> Any:

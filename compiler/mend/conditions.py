@@ -102,7 +102,7 @@ class Conditions:
         level, rest = Level.FREE, []
         for term in tree.values[1:]:
             effect = Purity(self.flow).expression(term, self.env)
-            if effect.level is Level.IMPURE and not self._only_numbers(term):
+            if effect.level is Level.IMPURE and not self.only_numbers(term):
                 raise Decline(f"its later terms may not run: {effect.reason}")
             level = max(level, effect.level)
             rest.append(marked(_thunk(self.test(term)), effect))
@@ -112,7 +112,7 @@ class Conditions:
             named["guarded"] = ast.Constant(True)
         return call(helper, self.test(tree.values[0]), *rest, at=tree, **named)
 
-    def _only_numbers(self, term: ast.expr) -> bool:
+    def only_numbers(self, term: ast.expr) -> bool:
         """Whether a term is impure only in that it reads numbers out of tensors."""
         plain = _WithoutNumbers(self).visit(copy.deepcopy(term))
         return Purity(self.flow).expression(plain, self.env).level is not Level.IMPURE

@@ -52,6 +52,10 @@ class Flow:
         """The names that may be read after a statement."""
         return self._live[self.graph.after[s]] or set()
 
+    def live_before(self, s: ast.stmt) -> set[str]:
+        """The names whose values before a statement may be read."""
+        return self._live[self.graph.of[s]] or set()
+
     def live_at_start(self) -> set[str]:
         """The names whose values from before the function's first statement may be read."""
         return self._live[self.graph.entry] or set()

@@ -122,7 +122,7 @@ class Scope:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.imports = _imports(function.module) if function.module else {}
+        self.imports = dict(_imports(function.module)) if function.module else {}
         for name, full in (("torch", TORCH), ("F", "torch.nn.functional"), ("nn", "torch.nn")):
             self.imports.setdefault(name, full)
         first = [*function.node.args.posonlyargs, *function.node.args.args][:1]
@@ -286,6 +286,7 @@ def _qualified(live: Any) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
+@functools.lru_cache(maxsize=16)
 def _imports(module: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(module):
@@ -476,7 +477,7 @@ def _runtime(
             first, second = (sort_of(s.body, env, scope) for s in sides)
             return first | second
         return Sort.UNKNOWN
-    if helper in ("truth", "negate", "every", "some", "item", "as_int", "as_float"):
+    if helper in ("truth", "negate", "every", "some", "item", "as_int", "as_index", "as_float"):
         return Sort.TENSOR if {Sort.TENSOR, Sort.ITEM} & set(sorts) else Sort.UNKNOWN
     return Sort.OBJECT if helper in ("emit", "trap") else Sort.UNKNOWN
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 from compiler.mend.findings import Finding
@@ -13,15 +12,12 @@ Pass = Callable[[Function], None]
 
 
 def passes() -> Sequence[Pass]:
-    """In order: exceptions and effects first, which leave branches that are free of them."""
+    """In order: exceptions and effects first, which leave branches and loops free of them."""
     from compiler.mend.defer import defer
     from compiler.mend.trap import trap
+    from compiler.mend.where import where
 
-    found: list[Pass] = [trap, defer]
-    for name in ("where", "loops"):
-        if importlib.util.find_spec(f"compiler.mend.{name}"):
-            found.append(getattr(importlib.import_module(f"compiler.mend.{name}"), name))
-    return tuple(found)
+    return (trap, defer, where)
 
 
 def mend(function: Function) -> list[Finding]:

@@ -17,14 +17,17 @@ from compiler.mend import effects  # noqa: F401  # registers the operators
 from compiler.mend.branching import (
     allclose,
     as_float,
+    as_index,
     as_int,
     both,
     cond,
     copied,
+    counter,
     equal,
     every,
     gate,
     item,
+    loop,
     negate,
     select,
     some,
@@ -102,7 +105,7 @@ def _now(value: Any) -> Any:
 
 
 __all__ = [
-    *("allclose", "as_float", "as_int", "both", "cond", "copied", "emit", "equal", "every", "gate"),
-    *("item", "later", "negate", "place", "select", "site", "some", "throw", "trap", "truth"),
-    *("warn_at",),
+    *("allclose", "as_float", "as_index", "as_int", "both", "cond", "copied", "counter", "emit"),
+    *("equal", "every", "gate", "item", "later", "loop", "negate", "place", "select", "site"),
+    *("some", "throw", "trap", "truth", "warn_at"),
 ]

@@ -28,11 +28,11 @@ def try_capture(context: Any) -> None:
 def _works(tx: Any) -> bool:
     before = tx.output.side_effects
     tx.output.side_effects = before.clone()
+    way = tx.symbolic_locals["way"]
     _trying[0] = True
     try:
-        speculate_subgraph(
-            tx, tx.symbolic_locals["way"], [], {}, "a trial", always_restore=True
-        )
+        with tx.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+            speculate_subgraph(tx, way, [], {}, "a trial", always_restore=True)
     except (RestartAnalysis, SkipFrame):
         raise
     except Exception:

@@ -21,6 +21,7 @@ from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, wort
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.function import Function, call, placed
+from compiler.mend.loops import Bounding, TensorLoop, on_tensor
 from compiler.mend.kinds import Env, Sort, sort_of
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import MOST_STATEMENTS, Completion, holds, leaves
@@ -74,11 +75,16 @@ class Attempt:
     def run(self) -> dict[Place, str]:
         """Rewrite the copy; the places that turned out not to be mendable."""
         self._mark()
+        Bounding(self).run()
+        if self.new:
+            return self.new
+        self.flow = Flow(self.function)
+        self._mark()
         self._keep_numbers()
-        completion = Completion(self.function.node, self._wanted)
+        completion = Completion(self.function.node, self.wanted)
         completion.run()
         for s in completion.too_long:
-            self._decline(s, "what follows it is too long to be copied into both sides")
+            self.decline(s, "what follows it is too long to be copied into both sides")
         while not self.new:
             self.flow = Flow(self.function)
             following = next((t for t in self._sites() if id(t[0]) not in self.done), None)
@@ -106,13 +112,13 @@ class Attempt:
     def _mark(self) -> None:
         """Note on each branch what its condition is; copies of it keep the note."""
         for s in cfg.own_nodes(self.function.node.body):
-            if isinstance(s, ast.If | ast.While):
+            if isinstance(s, ast.If | ast.While) and not hasattr(s, "sort"):
                 s.sort = test_sort(s.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[union-attr]
 
     def _keep_numbers(self) -> None:
         """Numbers read out of tensors that only conditions read stay tensors."""
         body = self.function.node.body
-        tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self._wanted(s)]
+        tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self.wanted(s)]
         tests += [
             n.test for n in cfg.own_nodes(body)
             if isinstance(n, ast.IfExp) and not isinstance(n, ast.If)
@@ -130,7 +136,7 @@ class Attempt:
                         for tree in c.seen:
                             self.function.mended(tree, Kind.ITEM, "where")
 
-    def _wanted(self, s: ast.If) -> bool:
+    def wanted(self, s: ast.If) -> bool:
         """Whether a branch is to be mended."""
         if place(s) in self.declined:
             return False
@@ -152,16 +158,56 @@ class Attempt:
         if hasattr(s, "effect") or not self.flow.reachable(s):
             return
         try:
-            if isinstance(s, ast.If) and self._wanted(s):
+            if isinstance(s, ast.If) and self.wanted(s):
                 Branch(self, s, body, i).mend()
+            elif isinstance(s, ast.For | ast.While) and on_tensor(s, self.flow):
+                if not self.is_declined(s):
+                    TensorLoop(self, s, body, i).mend()
             else:
                 self._expressions(s, body, i)
         except Decline as reason:
-            self._decline(s, str(reason))
+            self.decline(s, str(reason))
 
-    def _decline(self, s: ast.AST, reason: str) -> None:
+    def is_declined(self, s: ast.AST) -> bool:
+        return place(s) in self.declined
+
+    def finished(self, s: ast.stmt) -> None:
+        """Leave a statement that mending has made alone."""
+        self.done.add(id(s))
+        self.kept.append(s)
+
+    def decline(self, s: ast.AST, reason: str) -> None:
         if place(s) not in self.declined:
             self.new[place(s)] = reason
+
+    def refuse_leftovers(self, side_: Sequence[ast.stmt]) -> None:
+        """A side may hold no branch or loop on a tensor that was not mended."""
+        for node in cfg.own_nodes(side_):
+            if isinstance(node, ast.If | ast.While | ast.For):
+                sort = getattr(node, "sort", Sort.PYTHON)
+                if sort in (Sort.TENSOR, Sort.ITEM) or on_tensor(node, self.flow):
+                    line = node.lineno
+                    why = self.declined.get(place(node), "depends on a tensor")
+                    raise Decline(f"the branch or loop in line {line} stays: {why}")
+
+    def refuse_changes(self, s: ast.stmt, names: Sequence[str], fresh: set[str]) -> None:
+        """Results are copies: nothing that they would share storage with may change in place."""
+        shared = [n for n in names if n not in fresh]
+        if not shared:
+            return
+        inside = set(map(id, cfg.own_nodes([s])))
+        others = (
+            node
+            for node in cfg.own_nodes(self.function.node.body)
+            if id(node) not in inside
+            and (place(node) > place(s) or _in_loop(self.function.node, s))
+        )
+        for node, name in self.flow.changed_in_place(others):
+            if self.flow.together([name]) & self.flow.together(shared):
+                line = getattr(node, "lineno", 0)
+                raise Decline(
+                    f"{shared[0]} may share storage with {name}, changed in place in line {line}"
+                )
 
     def _expressions(self, s: ast.stmt, body: list[ast.stmt], i: int) -> None:
         """Conditional expressions, ``and``, ``or`` and chains within a statement."""
@@ -201,7 +247,9 @@ class Attempt:
         """Findings for what was left, where it surely depends on a tensor."""
         flow = Flow(self.original)
         for s in cfg.own_nodes(self.original.node.body):
-            if isinstance(s, ast.If) and place(s) in self.declined:
+            if isinstance(s, ast.For | ast.While) and place(s) in self.declined:
+                self.original.declined(s, Kind.LOOP, self.declined[place(s)])
+            elif isinstance(s, ast.If) and place(s) in self.declined:
                 if s.sort in (Sort.TENSOR, Sort.ITEM):  # type: ignore[attr-defined]
                     self.original.declined(s, Kind.BRANCH, self.declined[place(s)])
             elif isinstance(s, ast.stmt) and place(s) in self.declined:
@@ -236,7 +284,7 @@ class Branch:
         """Replace the branch by a choice between two functions; raises Decline."""
         s = self.s
         for one in (s.body, s.orelse):
-            self._refuse_leftovers(one)
+            self.attempt.refuse_leftovers(one)
         returns = holds([s], ast.Return)
         if holds([s], (ast.Break, ast.Continue)):
             raise Decline("leaves or goes on with a loop around it")
@@ -258,22 +306,13 @@ class Branch:
                 return  # statements that follow were taken in: the branch comes again
         self._replace(test, outputs, effect, fresh)
         how = "cond" if effect.level > Level.GATED else "where"
-        self.function.mended(s, Kind.BRANCH, how)
+        self.function.mended(s, getattr(s, "kind", Kind.BRANCH), how)
         for tree, inner_how in conditions.done:
             self.function.mended(tree, Kind.BRANCH, inner_how)
         for tree in conditions.seen:
             self.function.mended(tree, Kind.ITEM, "where")
 
     # ── conditions ──
-
-    def _refuse_leftovers(self, side_: Sequence[ast.stmt]) -> None:
-        """A side may hold no branch or loop on a tensor that was not mended."""
-        for node in cfg.own_nodes(side_):
-            if isinstance(node, ast.If | ast.While) and self.flow.graph.of.get(node) is not None:
-                if getattr(node, "sort", Sort.PYTHON) in (Sort.TENSOR, Sort.ITEM):
-                    line = node.lineno
-                    why = self.attempt.declined.get(place(node), "depends on a tensor")
-                    raise Decline(f"the branch or loop in line {line} stays: {why}")
 
     def _effect(self, fresh: set[str]) -> Effect:
         purity = Purity(self.flow, fresh)
@@ -323,27 +362,8 @@ class Branch:
         if python:
             self._take_in(python)
             return None
-        self._refuse_changes(names, fresh)
+        self.attempt.refuse_changes(s, names, fresh)
         return names
-
-    def _refuse_changes(self, names: Sequence[str], fresh: set[str]) -> None:
-        """Results are copies: nothing that they would share storage with may change in place."""
-        shared = [n for n in names if n not in fresh]
-        if not shared:
-            return
-        inside = set(map(id, cfg.own_nodes([self.s])))
-        others = (
-            node
-            for node in cfg.own_nodes(self.function.node.body)
-            if id(node) not in inside
-            and (place(node) > place(self.s) or _in_loop(self.function.node, self.s))
-        )
-        for node, name in self.flow.changed_in_place(others):
-            if self.flow.together([name]) & self.flow.together(shared):
-                line = getattr(node, "lineno", 0)
-                raise Decline(
-                    f"{shared[0]} may share storage with {name}, changed in place in line {line}"
-                )
 
     def _take_in(self, python: list[str]) -> None:
         """Move the statements that read Python values, which depend on the branch, into it."""
@@ -399,8 +419,7 @@ class Branch:
         else:
             end = ast.Expr(made)
         end = placed(end, s)
-        self.attempt.done.add(id(end))
-        self.attempt.kept.append(end)
+        self.attempt.finished(end)
         self.body[self.i : self.i + 1] = [*new, end]
 
     def _expressions(self, outputs: list[str] | None) -> tuple[ast.expr, ast.expr] | None:

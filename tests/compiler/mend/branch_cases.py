@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from compiler.mend import cfg, runtime
 from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import RUNTIME
-from compiler.mend.loops import loops
 from compiler.mend.rewrite import functions
 from compiler.mend.where import where
 
 Maker = Callable[[torch.Generator], tuple[Any, ...]]
+Mended = tuple[dict[str, Any], dict[str, list[Finding]]]
 BRANCHES = (Kind.BRANCH, Kind.LOOP, Kind.ITEM)
+DRAWS = 16
 
 
 @dataclass
@@ -68,12 +69,11 @@ def mend_source(source: str, file: str = "corpus.py") -> tuple[ast.Module, dict[
     found: dict[str, list[Finding]] = {}
     for function in functions(module, file):
         where(function)
-        loops(function)
         found[function.qualname] = function.findings
     return ast.fix_missing_locations(module), found
 
 
-def mend_module(module: types.ModuleType) -> tuple[dict[str, Any], dict[str, list[Finding]]]:
+def mend_module(module: types.ModuleType) -> Mended:
     """A module's names, with its functions mended, and the findings."""
     file = str(module.__file__)
     tree, found = mend_source(inspect.getsource(module), file)
@@ -134,6 +134,52 @@ def assert_same(found: Any, expected: Any) -> None:
             torch.testing.assert_close(a, b, equal_nan=True)
         else:
             assert a == b
+
+
+def check(case: Case, mended: Mended) -> None:
+    """Original, mended, and mended and compiled: all the same, over all draws of the inputs."""
+    names, found = mended
+    every = [f for n, fs in found.items() if n.split(".")[0] == case.name for f in fs]
+    report = [f for f in every if f.kind in BRANCHES]
+    inputs = [case.maker(torch.Generator().manual_seed(k)) for k in range(DRAWS)]
+    _check_draws(case, inputs)
+    if case.declined is not None:
+        reasons = [f.reason for f in report if not f.mended]
+        assert any(case.declined in r for r in reasons), report
+    else:
+        assert report and all(f.mended for f in report), "\n".join(map(str, report))
+    torch._dynamo.reset()
+    whole = case.declined is None
+    compiled = torch.compile(make(names[case.name]), backend="eager", fullgraph=whole)
+    for k, given in enumerate(inputs):
+        torch.manual_seed(0)
+        expected = outcome(make(case.target), given, case.gradients)
+        torch.manual_seed(0)
+        assert_same(outcome(make(names[case.name]), given, case.gradients), expected)
+        if whole and k % 2 == 0:
+            assert_same(outcome(compiled, given, case.gradients), expected)
+
+
+def _check_draws(case: Case, inputs: list[tuple[Any, ...]]) -> None:
+    """The graph must break without mending, and some draw must run each statement."""
+    with torch.no_grad():
+        assert breaks(make(case.target), inputs[0]), "nothing to mend"
+    code = case.target.forward if isinstance(case.target, type) else case.target
+    ran: set[int] = set()
+    for given in inputs:
+        run = make(case.target)
+        ran |= lines_run(code, lambda m=run, g=given: outcome(m, g, False))  # type: ignore[misc]
+    assert not statement_lines(code) - ran, "some draw must run every statement"
+
+
+def breaks(run: Any, inputs: tuple[Any, ...]) -> bool:
+    """Whether the graph breaks, from TorchDynamo's refusal to capture it whole."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(run, backend="eager", fullgraph=True)(*copy.deepcopy(inputs))
+    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError):
+        return True
+    return False
 
 
 def lines_run(function: Callable[..., Any], call: Callable[[], Any]) -> set[int]:

@@ -1062,14 +1062,6 @@ def breaks_a_while(x: Tensor) -> Tensor:
     return x
 
 
-@declined(vector, "returns from inside a loop")
-def returns_from_a_loop(x: Tensor) -> Tensor:
-    for k in range(3):
-        if x.sum() > k:
-            return x * k
-    return x
-
-
 @declined(vector, "reads a tensor's value through int()")
 def number_inside(x: Tensor) -> Tensor:
     if x.sum() > 0:
