@@ -32,8 +32,8 @@ def compile(  # the verb that users know from torch.compile
 
     * ``fullgraph``, ``dynamic``: as in ``torch.compile``.
     * ``mend``: first rewrite what breaks graphs, in the model and in all of your code that it calls
-      (see ``compiler.mend``). A break that is left, with ``fullgraph``, is a ``mend.report.GraphBreak``
-      that names file, line and reason.
+      (see ``compiler.mend``). With ``fullgraph``, a break that is left is an error that names file,
+      line and reason (``compiler.mend.report.GraphBreak``).
     * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...).
 
     Raises ValueError for an unknown option.
@@ -90,8 +90,9 @@ def explain(
     The stages: graph breaks with their reasons, guards, Dynamo's graph, the matched patterns, and
     for each half (forward and backward, or inference) the ATen graph, the loop IR before and after
     fusion, and the generated C++ and Python. ``folder`` writes them there too. The backward half is
-    compiled where an output asks for a gradient, unless ``backward`` is False. With ``mend``, the source
-    before and after mending come first, and ``findings`` say what was mended, and why the rest was not.
+    compiled where an output asks for a gradient, unless ``backward`` is False. With ``mend``, the
+    source before and after mending come first, and ``findings`` say what was mended, and why the
+    rest was not.
 
     >>> found = explain(lambda x: torch.softmax(x, 1), torch.zeros(2, 3))
     >>> [name for name in found.stages if "after fusion" in name]

@@ -121,7 +121,7 @@ def has_onednn() -> bool:
 def keep_order_in_inductor(operator: Any) -> None:
     """Let TorchInductor run an effect after the one before it.
 
-    Its own lowering of effects in torch 2.13 files the dependency under the buffer's name, where its
+    Its own lowering of effects in torch 2.13 files the dependency under the buffer's name, but its
     scheduler looks for the operation's, so effects that need different values change places.
     """
     from torch._inductor import ir

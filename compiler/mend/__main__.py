@@ -52,10 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m compiler.mend", description="Find and mend what breaks torch.compile's graphs."
+        prog="python -m compiler.mend",
+        description="Find and mend what breaks graphs.",
     )
     parser.add_argument("what", nargs="+", metavar="FILE_OR_MODULE",
-                        help="a Python file, a folder (all *.py in it), or a module's name")  # fmt: skip
+                        help="a Python file, a folder, or a module's name")  # fmt: skip
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show what --write would change")
     how.add_argument("--write", action="store_true", help="rewrite the files")

@@ -1,7 +1,7 @@
 """Questions to TorchDynamo while it captures, whose answers become constants of the graph.
 
-Each function sets a local variable of the frame that is being captured. This goes into TorchDynamo's
-internals; elsewhere (eager code, other front ends) the answer is empty.
+Each function sets a local variable of the frame that is being captured. This goes into
+TorchDynamo's internals; elsewhere (eager code, other front ends) the answer is empty.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ def effect(tree: ast.expr, scope: Scope) -> Kind | None:
         return Kind.PRINT
     if full in WARN:
         return Kind.WARNING
-    if isinstance(tree.func, ast.Attribute) and tree.func.attr in LEVELS:
-        if full == f"logging.{tree.func.attr}" or _is_logger(tree.func.value, scope):
-            return Kind.LOGGING
+    match tree.func:
+        case ast.Attribute(attr=level, value=logger) if level in LEVELS:
+            if full == f"logging.{level}" or _is_logger(logger, scope):
+                return Kind.LOGGING
     return None
 
 
@@ -174,9 +175,7 @@ def _is_logger(tree: ast.expr, scope: Scope) -> bool:
             live = scope.live(tree)
             if scope.function.names is not None:
                 return isinstance(live, logging.Logger)
-            return isinstance(tree, ast.Name) and (
-                tree.id in LOGGERS or _made(tree.id, scope)
-            )
+            return isinstance(tree, ast.Name) and (tree.id in LOGGERS or _made(tree.id, scope))
     return False
 
 

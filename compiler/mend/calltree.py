@@ -59,7 +59,9 @@ def calls_of(
     """The calls in a function that can be resolved."""
     parameters = [*node.args.posonlyargs, *node.args.args]
     me = parameters[0].arg if parameters and instance is not None else ""
-    local = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    local = {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     local |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)}
     caught = {
         id(inner)
@@ -89,7 +91,9 @@ def _resolve(
 ) -> Called | None:  # fmt: skip
     text = ast.unparse(callee)
     match callee:
-        case ast.Attribute(value=ast.Name(id=root), attr=method) if root == me and instance is not None:
+        case ast.Attribute(value=ast.Name(id=root), attr=method) if (
+            root == me and instance is not None
+        ):
             return _method(method, instance, text)
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[]), attr=method):
             return _inherited(method, instance, owner, text)
@@ -130,9 +134,7 @@ def _inherited(method: str, instance: Any, owner: type | None, text: str) -> Cal
     return None
 
 
-def _live(
-    tree: ast.expr, names: Mapping[str, Any], local: set[str], instance: Any, me: str
-) -> Any:
+def _live(tree: ast.expr, names: Mapping[str, Any], local: set[str], instance: Any, me: str) -> Any:
     """The object that ``a.b.c`` is, without running any code to find it."""
     match tree:
         case ast.Name() if tree.id == me:

@@ -99,5 +99,3 @@ def _report_rest(walker: Walker) -> None:
 
 def _is_site(n: ast.Call, walker: Walker) -> bool:
     return any(n is part for site in walker.function.sites.values() for part in ast.walk(site))
-
-

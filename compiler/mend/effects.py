@@ -1,7 +1,7 @@
 """The operators ``mend::emit`` and ``mend::trap``: effects that a graph carries in program order.
 
-Both are registered as ordered effects, so AOTAutograd chains them by tokens (``with_effects``): none
-is dropped, and each runs after the one before it, on values as they were at the call.
+Both are registered as ordered effects, so AOTAutograd chains them by tokens (``with_effects``):
+none is dropped, and each runs after the one before it, on values as they were at the call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _run(
     site: int, tensors: Sequence[Tensor], ints: Sequence[int], texts: Sequence[str], layout: str
 ) -> None:
     gradients = torch.set_grad_enabled(layout.startswith("+"))
-    with compat.above_operators(), gradients:  # so that results show their grad_fn, as in the source
+    with compat.above_operators(), gradients:  # what is printed shows its grad_fn
         SITES[site](*unpack(tensors, ints, texts, layout))
 
 

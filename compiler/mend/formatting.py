@@ -1,7 +1,7 @@
 """Which calls only compute: they may run later, or not at all, and nobody can tell.
 
-What is asked of a value under a name of this table is taken for what PyTorch, strings and numbers mean
-by it.
+What is asked of a value under a name of this table is taken for what PyTorch, strings and numbers
+mean by it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def pure(call: ast.Call, scope: Scope) -> bool:
     if any(k.arg in (None, "out") for k in call.keywords):
         return False
     full = scope.dotted(call.func)
-    if full is not None and isinstance(call.func, ast.Name):
-        if full in BUILTINS:
-            return True
+    if full in BUILTINS and isinstance(call.func, ast.Name):
+        return True
     if full is not None and full.startswith("math."):
         return True
     if full is not None and full.startswith("torch."):

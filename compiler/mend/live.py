@@ -1,9 +1,9 @@
 """Mending what is alive: a function or module, and all of the user's own code that it calls.
 
 The walk starts at a function, or at the ``forward`` of a module and of its submodules, and follows
-methods called on ``self`` and helper functions of the same package. Mended methods are put into a
-subclass, which instances belong to only while the compiled callable runs: to eager use, pickling and
-copying they are what they were.
+methods called on ``self`` and helper functions. Mended methods are put into a subclass, which
+instances belong to only while the compiled callable runs: to eager use, pickling and copying they
+are what they were.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Part:
     node: ast.FunctionDef | None = None
     refused: str = ""  # why its source cannot be had
     caught: bool = False
-    new: types.FunctionType | None = None
+    new: Any = None  # the mended function
 
 
 @dataclass
@@ -149,6 +149,8 @@ class _Mender:
             owner = callee.__self__
             if isinstance(owner, torch.nn.Module):
                 self._instance(owner)
+            elif not isinstance(owner, type):
+                self.instances[Identity(owner)] = None
             return self._follow(callee.__func__, None if isinstance(owner, type) else owner)
         if isinstance(callee, types.FunctionType):
             return self._follow(callee, None)
@@ -180,13 +182,15 @@ class _Mender:
         part = self.parts[key] = Part(function, instance)
         wrapped = inspect.unwrap(function)
         try:
-            part.node = source.parse(wrapped)  # type: ignore[arg-type]
+            part.node = source.parse(wrapped)
             if wrapped is not function:
                 raise source.NoSource(f"is wrapped by a decorator{_decorators(part.node)}")
         except source.NoSource as reason:
             part.refused, part.node = str(reason), None
             return part
-        part.calls = calls_of(part.node, source.names(function), instance, owner_of(function, instance))
+        part.calls = calls_of(
+            part.node, source.names(function), instance, owner_of(function, instance)
+        )
         for called in part.calls:
             if isinstance(called.target, torch.nn.Module):
                 self._instance(called.target)
@@ -247,7 +251,9 @@ class _Mender:
             if isinstance(self.callee, types.MethodType):
                 call = types.MethodType(self.root.new, self.callee.__self__)
         findings = sorted(self.findings, key=lambda f: (f.file, f.line, f.column))
-        before, after = ("\n\n".join(t) for t in zip(*self.texts, strict=True)) if self.texts else ("", "")
+        before, after = (
+            ("\n\n".join(t) for t in zip(*self.texts, strict=True)) if self.texts else ("", "")
+        )
         return Mended(call, findings, before, after, self._classes())
 
     def _mend(self, part: Part) -> None:
@@ -366,7 +372,11 @@ def _catches_unknown(node: ast.FunctionDef, calls: list[Called]) -> bool:
                 if isinstance(inner, ast.Call):
                     text = ast.unparse(inner.func)
                     root = text.split(".")[0].split("(")[0]
-                    if text not in known and root not in ("torch", "F") and not hasattr(builtins, root):
+                    if (
+                        text not in known
+                        and root not in ("torch", "F")
+                        and not hasattr(builtins, root)
+                    ):
                         return True
     return False
 

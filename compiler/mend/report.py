@@ -1,4 +1,4 @@
-"""What users are told: breaks that are left, as errors of a compilation that wants a whole graph."""
+"""Compiling mended code; breaks that are left are errors that name file, line and reason."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ class GraphBreak(RuntimeError):
         self.file, self.line, self.reason = file, line, reason
 
 
-def compile_mended(
-    callee: Callable[..., Any], *, fullgraph: bool = False, **options: Any
-) -> Any:
+def compile_mended(callee: Callable[..., Any], *, fullgraph: bool = False, **options: Any) -> Any:
     """``torch.compile`` of a callable with its call tree mended; ``options`` are torch.compile's.
 
     What comes back is what torch.compile gives, and has its ``mended`` (see ``live.Mended``).
     """
     mended = mend_callable(callee)
-    compiled = torch.compile(mended.call, fullgraph=fullgraph, **options)
+    compiled: Any = torch.compile(mended.call, fullgraph=fullgraph, **options)
     if isinstance(callee, torch.nn.Module):
         run = _named_breaks(mended.running(compiled.forward), mended, fullgraph)
         object.__setattr__(compiled, "forward", run)
@@ -46,9 +44,7 @@ def compile_mended(
     return run
 
 
-def _named_breaks(
-    run: Callable[..., Any], mended: Mended, fullgraph: bool
-) -> Callable[..., Any]:
+def _named_breaks(run: Callable[..., Any], mended: Mended, fullgraph: bool) -> Callable[..., Any]:
     if not fullgraph:
         return run
 
@@ -74,5 +70,7 @@ def _named(error: Unsupported, findings: Sequence[Finding]) -> GraphBreak:
     reasons = [f for f in findings if not f.mended and f.file == frame.filename]
     near = [f for f in reasons if f.line == frame.lineno]
     if near:
-        return GraphBreak(frame.filename, frame.lineno or 0, f"{near[0].kind.value}: {near[0].reason}")
+        return GraphBreak(
+            frame.filename, frame.lineno or 0, f"{near[0].kind.value}: {near[0].reason}"
+        )
     return GraphBreak(frame.filename, frame.lineno or 0, first)

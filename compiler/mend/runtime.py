@@ -1,8 +1,8 @@
 """What mended code calls, as ``_mend``.
 
-In eager code an effect runs where it stands. While a graph is captured, it becomes an operator of the
-graph (see ``effects``), which runs it in its place among the other effects. Front ends trace into this
-file: what is asked of types here is a constant of the graph.
+In eager code an effect runs where it stands. While a graph is captured, it becomes an operator of
+the graph (see ``effects``), which runs it in its place among the other effects. Front ends trace
+into this file: what is asked of types here is a constant of the graph.
 """
 
 from __future__ import annotations
@@ -66,17 +66,19 @@ def emit(site: int, *values: Any, when: Any = None, given: Given | None = None) 
 def trap(bad: Any, site: int, *values: Any, given: Given | None = None) -> None:
     """Run ``SITES[site](*values)``, which raises, if ``bad`` is true."""
     capturing = torch.compiler.is_compiling()
-    if not isinstance(bad, Tensor) or not capturing:
-        if not bad:
-            return
+    carried = capturing and isinstance(bad, Tensor)
+    if not carried and not bad:
+        return
     if given is not None:
         values = (*values, *given())
-    packed = pack(values) if capturing and isinstance(bad, Tensor) else None
+    packed = pack(values) if carried else None
     if packed is not None:
         tensors, ints, texts, layout = packed
         torch.ops.mend.trap(truth(bad), site, tensors, ints, texts, layout)
-    elif not isinstance(bad, Tensor) or bad:  # a break, as in the source
-        _directly(site, values) if capturing else SITES[site](*values)
+    elif not capturing:
+        SITES[site](*values)
+    elif not carried or bad:  # a break, as in the source
+        _directly(site, values)
 
 
 def later(site: int, *values: Any) -> Any:
@@ -105,7 +107,28 @@ def _now(value: Any) -> Any:
 
 
 __all__ = [
-    *("allclose", "as_float", "as_index", "as_int", "both", "cond", "copied", "counter", "emit"),
-    *("equal", "every", "gate", "item", "later", "loop", "negate", "place", "select", "site"),
-    *("some", "throw", "trap", "truth", "warn_at"),
+    "allclose",
+    "as_float",
+    "as_index",
+    "as_int",
+    "both",
+    "cond",
+    "copied",
+    "counter",
+    "emit",
+    "equal",
+    "every",
+    "gate",
+    "item",
+    "later",
+    "loop",
+    "negate",
+    "place",
+    "select",
+    "site",
+    "some",
+    "throw",
+    "trap",
+    "truth",
+    "warn_at",
 ]

@@ -1,16 +1,14 @@
 """Calls to run later, by number, and how the values that they need travel to them.
 
-A graph can carry tensors, whole numbers and texts. ``pack`` takes Python values apart into those and
-a layout, a short text that says how to put them together again; ``unpack`` does that. A layout is
-``+`` or ``-`` (whether gradients were enabled), then codes, one for each value, in order:
+A graph can carry tensors, whole numbers and texts. ``pack`` takes Python values apart into those
+and a layout, a short text that says how to put them together again; ``unpack`` does that. A layout
+is ``+`` or ``-`` (whether gradients were enabled), then codes, one for each value, in order:
 
-==========  ====================================================================================
-``t g p q``  a tensor; one that requires a gradient; a parameter, without and with a gradient
-``i f b n``  an int; a float; a bool; None
-``s d v l``  a str; a dtype; a device; a logger
-``(k [k {k  ``  a tuple, list or dict of the next k values (a dict: k keys and values); ``<k`` a Size
-``@``        a call to run later (see ``Later``): its site, then its values as a tuple
-==========  ====================================================================================
+* ``t g p q``: a tensor; one that requires a gradient; a parameter, without and with a gradient
+* ``i f b n``: an int; a float; a bool; None
+* ``s d v l``: a str; a dtype; a device; a logger
+* ``(k [k {k <k``: a tuple, list, dict (keys and values in turn) or Size of the next k values
+* ``@``: a call to run later (see ``Later``): its site, then its values as a tuple
 """
 
 from __future__ import annotations
@@ -116,7 +114,10 @@ def _pack(value: Any, packed: Packed, codes: list[str]) -> bool:
 
 def _pack_all(code: str, parts: tuple[Any, ...], packed: Packed, codes: list[str]) -> bool:
     codes.append(f"{code}{len(parts)}")
-    return all([_pack(part, packed, codes) for part in parts])  # noqa: C419 - traced
+    for part in parts:  # noqa: SIM110  # front ends trace a loop more surely
+        if not _pack(part, packed, codes):
+            return False
+    return True
 
 
 def _pack_tensor(value: Tensor, packed: Packed, codes: list[str]) -> bool:
@@ -131,7 +132,9 @@ def _pack_tensor(value: Tensor, packed: Packed, codes: list[str]) -> bool:
     return True
 
 
-def unpack(tensors: Sequence[Tensor], ints: Sequence[int], texts: Sequence[str], layout: str) -> list[Any]:
+def unpack(
+    tensors: Sequence[Tensor], ints: Sequence[int], texts: Sequence[str], layout: str
+) -> list[Any]:
     """The values that ``pack`` took apart."""
     reader = _Reader(iter(tensors), iter(ints), iter(texts), iter(layout.split()[1:]))
     return [reader.value(code) for code in reader.codes]
@@ -189,7 +192,7 @@ def _requiring_grad(value: Tensor, name: str) -> Tensor:
     """``value`` as it was printed in the source: requiring a gradient, made by ``name``."""
     with torch.enable_grad():
         leaf = value.detach().requires_grad_()
-        return _named(name).apply(leaf) if name else leaf  # type: ignore[no-any-return]
+        return _named(name).apply(leaf) if name else leaf
 
 
 def _named(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Functions that are alive: their syntax tree, and the function that a changed tree makes.
 
-A mended function keeps what belongs to the old one: globals, closure cells (``__class__`` among them),
-defaults, annotations, attributes, and in its code the file and the line numbers.
+A mended function keeps what belongs to the old one: globals, closure cells (``__class__`` among
+them), defaults, annotations, attributes, and in its code the file and the line numbers.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ def _compiled(
     outer = ast.parse("def _outer(): pass").body[0]
     assert isinstance(outer, ast.FunctionDef)
     outer.args.args, outer.body = parameters, [within]
+    if isinstance(within, ast.ClassDef) and within.name not in cells:
+        outer.body.insert(0, ast.Global([within.name]))  # the name means what it meant
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code = compile(module, old.__code__.co_filename, "exec", dont_inherit=True, flags=_future(old))
     found = _find(code, name, getattr(node, "lineno", 0))

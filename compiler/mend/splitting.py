@@ -12,9 +12,9 @@ import copy
 from collections.abc import Iterable
 
 from compiler.mend import cfg
+from compiler.mend.formatting import formats, pure
 from compiler.mend.function import Function, placed
 from compiler.mend.kinds import Scope
-from compiler.mend.formatting import formats, pure
 
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp)
 STRUCTURE = (
@@ -141,9 +141,7 @@ class Splitter:
                 stem = "value"
         return self.function.fresh(stem)
 
-    def _comprehension(
-        self, tree: ast.ListComp | ast.GeneratorExp | ast.SetComp
-    ) -> ast.expr:
+    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> ast.expr:
         new = copy.copy(tree)
         before = set(self._bound)
         new.generators = []

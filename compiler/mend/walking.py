@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from compiler.mend import calls, cfg
 from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
 from compiler.mend.findings import Kind
-from compiler.mend.function import RUNTIME, Function, call, placed
 from compiler.mend.flow import Flow
-from compiler.mend.kinds import Scope, Sort
 from compiler.mend.formatting import formats
+from compiler.mend.function import RUNTIME, Function, call, placed
+from compiler.mend.kinds import Scope, Sort
 from compiler.mend.sides import Decline
 from compiler.mend.splitting import Declined, Splitter, call_later
 
@@ -54,7 +54,7 @@ class Around:
 
 @dataclass
 class Walker:
-    """Rewrites a function's statements; ``raising``: branches that raise and asserts, else effects."""
+    """Rewrites a function's statements; ``raising``: exceptions and asserts, otherwise effects."""
 
     function: Function
     raising: bool
@@ -294,10 +294,10 @@ class Walker:
     def _concerned(self, body: Sequence[ast.stmt]) -> bool:
         """Whether statements hold anything for this pass."""
         for node in cfg.own_nodes(body):
-            if isinstance(node, ast.Raise | ast.Assert) and self.raising:
-                return True
-            if not self.raising and isinstance(node, ast.Expr):
-                if calls.effect(node.value, self.scope):
+            match node:
+                case ast.Raise() | ast.Assert() if self.raising:
+                    return True
+                case ast.Expr() if not self.raising and calls.effect(node.value, self.scope):
                     return True
         return False
 
@@ -344,9 +344,7 @@ class Walker:
         at_once = [values[n] for n in order if n not in lazy]
         return placed(ast.Expr(call(helper, *first, site, *at_once, at=s, **keywords)), s)
 
-    def _splitter(
-        self, lazily: bool, replacing: dict[str, ast.expr] | None = None
-    ) -> Splitter:
+    def _splitter(self, lazily: bool, replacing: dict[str, ast.expr] | None = None) -> Splitter:
         splitter = Splitter(self.function, self.scope, lazily, self.late)
         splitter.replacing = dict(replacing or {})
         return splitter

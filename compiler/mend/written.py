@@ -35,6 +35,7 @@ def mend_text(text: str, file: str) -> tuple[str, list[Finding]]:
     lines = text.splitlines(keepends=True)
     caught = _called_in_try(module)
     edits: list[Edit] = []
+    sites: dict[int, str] = {}  # by the line above which they stand
     findings: list[Finding] = []
     taken = {n.id for n in ast.walk(module) if isinstance(n, ast.Name)}
     for function in rewrite.functions(module, file):
@@ -49,20 +50,23 @@ def mend_text(text: str, file: str) -> tuple[str, list[Finding]]:
             changed = _edits(lines, before, function)
             if _holds(lines, before, function, changed):
                 edits += changed
+                top = _top(function)
+                sites[top] = sites.get(top, "") + _sites(function)
             else:
                 found = [_refusing(f, "its text cannot be replaced in place") for f in found]
         findings += found
     if not edits:
         return text, findings
+    edits += [Edit(top, top, found + "\n\n") for top, found in sites.items() if found]
     if not _imports_runtime(module):
-        edits.append(_import(module, lines))
+        edits.insert(0, _import(module, lines))
     new = _applied(lines, edits)
     ast.parse(new, file)
     return new, findings
 
 
 def _edits(lines: list[str], before: ast.FunctionDef, function: Function) -> list[Edit]:
-    """The edits of one function: changed statements, and its sites."""
+    """The edits of one function: its changed statements."""
     edits = []
     old, new = before.body, function.node.body
     texts = [ast.dump(s) for s in old], [ast.dump(s) for s in new]
@@ -79,11 +83,13 @@ def _edits(lines: list[str], before: ast.FunctionDef, function: Function) -> lis
         for gone, come in _matched(old[i1:i2], new[j1:j2]):
             body = "".join(_unparsed(s, indent) for s in come)
             edits.append(Edit(gone[0].lineno - 1, gone[-1].end_lineno or 0, body))
-    if function.sites:
-        top = _top(function)
-        sites = "".join(f"{n} = {RUNTIME}.site({ast.unparse(s)})\n" for n, s in function.sites.items())
-        edits.append(Edit(top, top, sites + "\n\n"))
     return edits
+
+
+def _sites(function: Function) -> str:
+    return "".join(
+        f"{name} = {RUNTIME}.site({ast.unparse(call)})\n" for name, call in function.sites.items()
+    )
 
 
 def _matched(
@@ -150,7 +156,8 @@ def _applied(lines: list[str], edits: list[Edit]) -> str:
     new = list(lines)
     if new and not new[-1].endswith("\n"):
         new[-1] += "\n"
-    for edit in sorted(reversed(edits), key=lambda e: (e.start, e.stop), reverse=True):
+    backwards = sorted(enumerate(edits), key=lambda e: (e[1].start, e[1].stop, e[0]), reverse=True)
+    for _, edit in backwards:
         new[edit.start : edit.stop] = [edit.text]
     return "".join(new)
 
@@ -226,5 +233,3 @@ def _import(module: ast.Module, lines: list[str]) -> Edit:
         while place < len(lines) and lines[place].startswith("#"):
             place += 1
     return Edit(place, place, IMPORT + "\n")
-
-

@@ -1,4 +1,4 @@
-# ruff: noqa: F541, T201, UP031, UP032, G004, PT018, EM101, B904, RET505, SIM102, SIM114
+# ruff: noqa: B028, RUF021, SIM102, UP031, UP032
 """Small functions and modules that print, log, warn, raise and assert on tensors.
 
 ``@case`` says what becomes of each: ``mends`` whether nothing is left that breaks, ``reason`` why
@@ -127,7 +127,14 @@ def prints_nested_width(x):
 
 @case()
 def prints_str_and_repr(x):
-    print(str(x.sum()), repr(x[0]), float(x.sum()), int(x.sum()), bool(x.sum()), round(x.sum().item(), 2))
+    print(
+        str(x.sum()),
+        repr(x[0]),
+        float(x.sum()),
+        int(x.sum()),
+        bool(x.sum()),
+        round(x.sum().item(), 2),
+    )
     return x
 
 

@@ -30,9 +30,7 @@ def test_corpus(case: Case) -> None:
     left = [str(f) for f in mended.findings if not f.mended]
     for inputs, events in zip(case.inputs, expected, strict=True):
         assert observed(mended, *inputs) == events
-    compiled = mended.running(
-        torch.compile(mended.call, backend="aot_eager", fullgraph=case.mends)
-    )
+    compiled = mended.running(torch.compile(mended.call, backend="aot_eager", fullgraph=case.mends))
     for inputs, events in zip(case.inputs, expected, strict=True):
         assert observed(compiled, *inputs) == events
     if case.mends:
