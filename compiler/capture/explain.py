@@ -57,7 +57,7 @@ def explain(captured: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
             result.fallbacks[reason] = result.fallbacks.get(reason, 0) + count
         result.recompiles += [f"{unit.name}: {reason}" for reason in unit.recompiles]
         for number, entry in enumerate(unit.entries):
-            if entry.graph is not None:
+            if entry.graph is not None and entry.graph.operations:
                 result.graphs.append(entry.graph.text)
                 result.operations += entry.graph.operations
             if entry.reason:

@@ -226,18 +226,20 @@ class CapturedGraph:
             if number and not node.users and node.op != "placeholder":
                 self.graph.erase_node(node)
         operations = self.operations()
-        if not operations:
+        if not operations and not outputs:
             self._guard_tensors()
-            if outputs:
-                raise Unsupported("sizes alone")
             return None
         self._drop_unused()
+        tensors = any(
+            isinstance(node.meta.get("example_value"), torch.Tensor) for node in self.graph.nodes
+        )
         gm = fx.GraphModule(nn.Module(), self.graph)
         text = gm.print_readable(print_output=False)
-        run = self._call_backend(backend, gm)
+        # of sizes alone there is nothing to compile
+        run = self._call_backend(backend, gm) if tensors else gm.forward
         self._guard_tensors()
         sources = [source for source, _, _ in self.arguments]
-        return GraphCall(run, sources, text, operations)
+        return GraphCall(run, sources, text, operations if tensors else 0)
 
     def _drop_unused(self) -> None:
         """Tensors of which only the metadata was asked, and symbols that are no longer theirs."""

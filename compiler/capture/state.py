@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,12 +30,24 @@ if TYPE_CHECKING:
 __all__ = [
     "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
     "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
-    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "guard_state", "modes",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state", "modes",
     "no_modes", "overridable", "restore", "set_grad", "tracing",
 ]  # fmt: skip
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode
 set_grad = torch._C._set_grad_enabled
+
+
+@contextmanager
+def faking(mode: FakeTensorMode) -> Iterator[None]:
+    """Compute shapes without data. What goes wrong is the user's, and Python will report it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        with mode, enable_python_dispatcher():
+            yield
+    finally:
+        log.disabled = before
 
 
 def no_modes() -> bool:

@@ -65,6 +65,11 @@ _ON_NUMBERS = {
         "ifloordiv imod ipow neg pos abs lt le eq ne gt ge"
     ).split()
 } | {abs}  # fmt: skip
+_PLAIN: dict[Any, Any] = {  # a += b, as a = a + b
+    getattr(operator, "i" + n.strip("_")): getattr(operator, n) for n in (
+        "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
+    ).split()
+}  # fmt: skip
 _ON_TENSORS = _ON_NUMBERS | {
     operator.matmul, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.invert,
     operator.ilshift, operator.irshift, operator.getitem, operator.setitem, pow, round,
@@ -132,7 +137,7 @@ class Tensors(Extension):
         return value
 
     def number(self, obj: Any, source: Source) -> Value | None:
-        if type(obj) is not int or source.known or not self.graph.is_dynamic_number(obj, source):
+        if type(obj) is not int or not self.graph.is_dynamic_number(obj, source):
             return None
         node, number = self.graph.number_input(obj, source)
         return NumberValue(node, number, source)
@@ -179,13 +184,15 @@ class Tensors(Extension):
         self, target: Any, args: list[Value], kwargs: dict[str, Value], method: str = ""
     ) -> Value:
         """Put an operation into the graph, and compute what it gives on fake tensors."""
+        if target in _PLAIN and not isinstance(look(args[0]), TensorValue):
+            target = _PLAIN[target]  # what it would change in place is no tensor
         fakes = [self._convert(a, _fake) for a in args]
         named = {k: self._convert(v, _fake) for k, v in kwargs.items()}
         nodes = tuple(self._convert(a, _node) for a in args)
         node_kwargs = {k: self._convert(v, _node) for k, v in kwargs.items()}
         run: Callable[..., Any] = getattr(fakes[0], method) if method else target
         try:
-            with self.graph.mode:
+            with state.faking(self.graph.mode):
                 found = run(*fakes[1 if method else 0 :], **named)
         except Exception as error:  # of the user's making, or for want of data
             text = str(error).strip().split("\n")[0]

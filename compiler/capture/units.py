@@ -223,13 +223,12 @@ class Rest(Unit):
     def __init__(
         self, whole: Unit, code: types.CodeType, place: Place, scope: dict[str, Any]
     ) -> None:
-        self.place, self.original, self.scope = place, code, scope
+        self.whole, self.place, self.scope = whole, place, scope
         self._code, self.shift = resume.resume_code(code, place)
         line = next(
             (l for a, b, l in code.co_lines() if a <= place.offset < b and l), code.co_firstlineno
         )
-        name = f"{whole.name.split(' from line')[0]} from line {line}"
-        super().__init__(whole.session, name, place.parameters)
+        super().__init__(whole.session, f"{whole.name} from line {line}", place.parameters)
 
     def code(self) -> types.CodeType:
         return self._code
@@ -251,10 +250,7 @@ class Rest(Unit):
     def rest(self, place: Place, scope: dict[str, Any]) -> Unit:
         if place.offset < self.shift:
             raise Declined("a break before the rest has begun")
-        moved = dataclasses.replace(place, offset=place.offset - self.shift)
-        if moved not in self._rest:
-            self._rest[moved] = Rest(self, self.original, moved, scope)
-        return self._rest[moved]
+        return self.whole.rest(dataclasses.replace(place, offset=place.offset - self.shift), scope)
 
     def eager(self, values: Sequence[Any]) -> Any:
         return resume.function(self._code, self.place, self.scope, values)
