@@ -95,7 +95,13 @@ def compile_graph(
     frozen: Sequence[int] = (),
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list."""
-    graph = lower(gm, options.inlining, frozen, options.autotune)
+
+    def branch(part: fx.GraphModule) -> Callable[..., Any]:
+        run = compile_graph(part, (), options, f"{half}, {part._get_name()}")
+        single = isinstance(part.graph.output_node().args[0], fx.Node)
+        return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
+
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"

@@ -110,6 +110,7 @@ class Prologue:
     """What runs before a compiled graph in training: its bags, and what their arguments need."""
 
     graph: fx.Graph
+    effects: Sequence[fx.Node] = ()  # operations with effects that come before the bags
     lookups: list[Lookup] = field(default_factory=list)
     parts: list[list[list[Any]]] = field(default_factory=list)
     _run: fx.GraphModule | None = None
@@ -130,6 +131,7 @@ class Prologue:
             made[node] = new.placeholder(node.name)
         wanted: set[fx.Node] = set()
         stack = [n for parts in self.parts for part in parts for n in part if n is not None]
+        stack += self.effects
         while stack:
             node = stack.pop()
             if node not in wanted:
@@ -138,6 +140,8 @@ class Prologue:
         for node in self.graph.nodes:
             if node in wanted and node not in made:
                 made[node] = new.node_copy(node, lambda n: made[n])
+        for node in self.effects:
+            self.graph.erase_node(node)
         new.output(fx.node.map_arg(self.parts, lambda n: made[n]))
         self._run = fx.GraphModule(gm, new)
 

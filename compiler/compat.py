@@ -12,6 +12,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._higher_order_ops.effects import _get_effect, with_effects
 from torch._library.effects import EffectType
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch.export._trace import _export_to_torch_ir
@@ -24,11 +25,14 @@ __all__ = [
     "aot_autograd",
     "copy_module",
     "decompositions",
+    "has_effect",
+    "is_control_flow",
     "is_dense",
     "keep_order_in_inductor",
     "min_cut_rematerialization_partition",
     "real_tensors",
     "static_inputs",
+    "with_effects",
 ]
 
 aten = torch.ops.aten
@@ -76,6 +80,16 @@ def copy_module(gm: fx.GraphModule) -> fx.GraphModule:
         if hasattr(old, "_dynamo_source"):
             node._dynamo_source = old._dynamo_source
     return new
+
+
+def has_effect(op: Any) -> bool:
+    """Whether an operation does something beside its results: it keeps its place in the program."""
+    return isinstance(op, torch._ops.OpOverload) and _get_effect(op) is not None
+
+
+def is_control_flow(op: Any) -> bool:
+    """Whether an operation has branches or a body, graphs of their own."""
+    return op in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 
 def static_inputs(gm: fx.GraphModule) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sympy import sympify
+from torch import fx
 
 from compiler.ir import (
     Buffer,
@@ -60,6 +61,7 @@ class FallbackOp:
     outputs: list[Buffer | None]  # None: not used
     returns_many: bool
     note: str = ""
+    effect: bool = False  # it does something beside its results: nothing moves across it
 
     def reads(self) -> list[Buffer]:
         """The buffers that it reads."""
@@ -89,6 +91,8 @@ class Graph:
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
     inlining: bool = True
     autotune: bool = False
+    branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm
+    effects: bool = False  # whether there are operations with effects
     frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward
     frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
     _count: int = 0

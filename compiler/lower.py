@@ -44,17 +44,23 @@ def lowers(*targets: Any) -> Callable[[Lower], Lower]:
 
 
 def lower(
-    gm: fx.GraphModule, inlining: bool = True, frozen: Sequence[int] = (), autotune: bool = False
+    gm: fx.GraphModule,
+    inlining: bool = True,
+    frozen: Sequence[int] = (),
+    autotune: bool = False,
+    branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm,
 ) -> Graph:
     """The graph's operations in the loop IR.
 
     ``inlining=False`` stores every intermediate. ``frozen`` are inputs, by number, whose values may
     be taken once for all: what depends on them alone is computed at the first call only.
-    ``autotune`` lets matrix products be measured, ours against PyTorch's.
+    ``autotune`` lets matrix products be measured, ours against PyTorch's. ``branch`` compiles the
+    graphs inside control flow.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
-    graph = Graph(inlining=inlining, autotune=autotune)
+    graph = Graph(inlining=inlining, autotune=autotune, branch=branch)
+    graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []
     for node in gm.graph.nodes:
@@ -144,13 +150,14 @@ def _settle(graph: Graph, node: fx.Node, value: Value) -> Value:
     """The value as it is, or realized where that is worth it."""
     if value.layout is not None:
         return value
-    if not graph.inlining or _worth_storing(value, len(node.users)):
+    if not graph.inlining or _worth_storing(value, len(node.users), graph.effects):
         stride = _strides(node.meta.get("val"))
         return graph.realize(value, note=node.name, stride=stride).value()
     return value
 
 
-def _worth_storing(value: Value, users: int) -> bool:
+def _worth_storing(value: Value, users: int, effects: bool) -> bool:
+    """``effects``: whether a lookup, which may raise, must not wait until its result is used."""
     index, _ = loops("i", value.size)
     loads = nodes = 0
     costly = False
@@ -158,14 +165,19 @@ def _worth_storing(value: Value, users: int) -> bool:
         nodes += 1
         loads += isinstance(expr, Load)
         costly = costly or (isinstance(expr, Op) and expr.name in COSTLY)
-        if nodes > MOST_NODES or loads > MOST_LOADS:
+        checked = isinstance(expr, Load) and bool(expr.note)
+        if nodes > MOST_NODES or loads > MOST_LOADS or (effects and checked):
             return True
     return users > 1 and (costly or nodes > 6 or loads > 2)
 
 
-def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> Any:
-    """Call the ATen operation itself."""
-    graph.fallbacks.setdefault(str(node.target), why)
+def fallback(
+    graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str, target: Any = None,
+    found: Any = None,
+) -> Any:  # fmt: skip
+    """Call the operation itself, or ``target`` with results like ``found``."""
+    target = node.target if target is None else target
+    graph.fallbacks.setdefault(str(target), why)
     inputs: list[Layout] = []
 
     def in_memory(value: Any) -> Any:
@@ -178,7 +190,7 @@ def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> A
         return value
 
     args, kwargs = in_memory(tuple(args)), {k: in_memory(v) for k, v in kwargs.items()}
-    found: Any = node.meta.get("val")
+    found = node.meta.get("val") if found is None else found
     many = isinstance(found, list | tuple)
     outputs: list[Buffer | None] = []
     for one in found if many else [found]:
@@ -187,7 +199,7 @@ def fallback(graph: Graph, node: fx.Node, args: Any, kwargs: Any, why: str) -> A
             outputs.append(buffer)
         else:
             outputs.append(None)
-    graph.ops.append(FallbackOp(node.target, args, kwargs, inputs, outputs, many, note=node.name))
+    graph.ops.append(FallbackOp(target, args, kwargs, inputs, outputs, many, note=node.name))
     values = [None if b is None else b.value() for b in outputs]
     return values if many else values[0]
 
@@ -203,7 +215,7 @@ def _finish(
     """Put the outputs into memory, then the graph's changes of its own inputs, all at the end."""
     sources = [graph.realize(s) if _read_elsewhere(s, t) else s for t, s in copies]
     returned: Any = node.args[0]
-    for one in returned:
+    for one in [returned] if isinstance(returned, fx.Node) else returned:
         if isinstance(one, fx.Node):
             graph.outputs.append(_output(graph, env[one], one.name, one.meta.get("val")))
         else:

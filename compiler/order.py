@@ -3,6 +3,7 @@
 A step may run when everything that it reads is there, and when nothing still to run reads what it
 overwrites. Steps that PyTorch computes keep their order among themselves (they may draw random
 numbers), and a run of native steps is not broken up where it need not be: each break costs a call.
+Nothing moves across a step with effects, as either may raise an exception.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _sink(steps: list[Step]) -> list[Step]:
             made = set(step.writes())
             at = next((k for k, s in enumerate(done) if made & set(s.reads())), 0)
             changed = {b for s in done[:at] for b in s.writes()}
-            if not changed & set(step.reads()):
+            effect = any(isinstance(s, FallbackOp) and s.effect for s in done[:at])
+            if not effect and not changed & set(step.reads()):
                 done.insert(at, step)
                 continue
         done.insert(0, step)
@@ -76,6 +78,7 @@ def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
     wrote: dict[Buffer, set[int]] = {}
     read: dict[Buffer, set[int]] = {}
     last_call: int | None = None
+    effect: int | None = None
     for k, step in enumerate(steps):
         before: set[int] = set()
         for buffer in step.reads():
@@ -87,6 +90,11 @@ def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
             if last_call is not None:
                 before.add(last_call)
             last_call = k
+            if step.effect:
+                before.update(range(k))
+                effect = k
+        if effect is not None:
+            before.add(effect)
         for buffer in step.reads():
             read.setdefault(buffer, set()).add(k)
         for buffer in step.writes():

@@ -40,7 +40,8 @@ def save(
 
     ``dynamic_shapes`` is as in ``torch.export.export``; by default every size that may vary does
     (give a batch of two rows or more). ``options`` are those of ``compiler.compile``. Raises
-    FileExistsError, and what export or the build raise; nothing half-written is left.
+    FileExistsError, PackageError for control flow on tensors, and what export or the build raise;
+    nothing half-written is left.
     """
     place = Path(folder)
     if place.exists():
@@ -71,6 +72,9 @@ def _compiled(
         )
     with torch.no_grad():
         captured = compat.export_to_torch(model, tuple(inputs), dynamic_shapes)
+        for node in captured.graph.nodes:
+            if compat.is_control_flow(node.target):
+                raise PackageError(f"{node.target}: control flow on tensors cannot be saved")
         lifted, names, tensors = _lift(captured)
         users = [n for n in lifted.graph.nodes if n.op == "placeholder"][len(names) :]
         rewrite = (
@@ -80,7 +84,8 @@ def _compiled(
         )
         fakes = [n.meta.get("example_value") for n in lifted.graph.nodes if n.op == "placeholder"]
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
-    graph = lower(aten, options.inlining, range(len(names)) if options.freeze else ())
+    frozen = range(len(names)) if options.freeze else ()
+    graph = lower(aten, options.inlining, frozen, options.autotune)
     _, module = build_module(graph, options)
     # index tensors that patterns took for constants are the model's own: they are saved with it
     varying = [k for k, _ in (rewrite.checks if rewrite else []) if k >= len(names)]

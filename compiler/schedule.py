@@ -149,9 +149,13 @@ def _merge(group: Group, steps: list[Step]) -> bool:
             if small and all(_fits(m.op, whole, related=True) for m in group.members()):
                 step.outer, step.phases = whole.outer, whole.phases
                 return True
-        if reads & set(step.writes()):
+        if reads & set(step.writes()) or _is_effect(step):
             return False
     return False
+
+
+def _is_effect(step: Step) -> bool:
+    return isinstance(step, FallbackOp) and step.effect
 
 
 def _needed(graph: Graph) -> list[Operation]:
@@ -168,8 +172,8 @@ def _needed(graph: Graph) -> list[Operation]:
 
 
 def _pure(op: FallbackOp) -> bool:
-    schema = op.target._schema
-    return not schema.is_mutable and bool(op.outputs)
+    schema = getattr(op.target, "_schema", None)  # control flow has none, and changes nothing
+    return not op.effect and bool(op.outputs) and not (schema is not None and schema.is_mutable)
 
 
 def _alone(op: LoopOp) -> Group:
@@ -214,8 +218,8 @@ def _join(op: LoopOp, steps: list[Step]) -> bool:
     for step in reversed(steps):
         if isinstance(step, Group) and len(step.members()) < MOST_MEMBERS and _fits(op, step):
             return True
-        if reads & set(step.writes()):
-            return False  # it needs what this step wrote
+        if reads & set(step.writes()) or _is_effect(step):
+            return False  # it needs what this step wrote, or must wait for what it does
         if any(b.kind == "input" for b in writes) and writes & {*step.reads(), *step.writes()}:
             return False
     return False

@@ -269,6 +269,10 @@ def _fallback(op: FallbackOp, targets: dict[str, Any]) -> list[str]:
             return f"torch.device({str(arg)!r})"
         if isinstance(arg, float):
             return f"float({str(arg)!r})"
+        if callable(arg):  # a branch of control flow
+            called = f"{name}_{len(targets)}"
+            targets[called] = arg
+            return called
         return repr(arg)
 
     given = [text(a) for a in op.args] + [f"{k}={text(v)}" for k, v in op.kwargs.items()]

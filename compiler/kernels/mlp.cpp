@@ -20,7 +20,10 @@ struct Layer {
 };
 
 // Rows apart by an odd number of cache lines: equal columns then fall into different cache sets.
-INLINE Int scratch_row(Int columns) { return (ceiling(columns, 32) | 1) * 32; }
+template <class T> Int scratch_row(Int columns) {
+  constexpr Int line = 64 / sizeof(T);
+  return (ceiling(columns, line) | 1) * line;
+}
 
 template <class T>
 void layer_part(const Layer& layer, const T* x, Int x_row, Int rows, Int begin, Int end,
@@ -44,7 +47,7 @@ void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, I
     work += (double)layers[l].inputs * layers[l].outputs;
   }
   if (work * batch < CHAIN_WORK) threads = 1;
-  Int row = scratch_row(widest);
+  Int row = scratch_row<T>(widest);
   auto chain = [&](Int first, Int rows, T* scratch, auto&& product) {
     const T* from = x + first * x_row;
     Int from_row = x_row;
@@ -87,7 +90,7 @@ void forward(const T* x, Int x_row, Int batch, const Layer* layers, Int count, I
 
 // CHUNK rows at a time, so that the gradients of the activations take little memory: first these, a
 // block of rows through all layers; then those of the weights, each thread a part of each weight.
-constexpr Int CHUNK = 2 * BATCH_BLOCK;  // as CHUNK in mlp.py
+constexpr Int CHUNK = BATCH_BLOCK / 2;  // as CHUNK in mlp.py
 
 template <class T>
 void backward(const T* x, Int x_row, const T* g, Int g_row, T* x_gradient, Int x_gradient_row,

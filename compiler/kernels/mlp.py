@@ -33,7 +33,7 @@ from compiler.runtime import build
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-CHUNK = 512  # rows whose gradients are in memory at a time, as in mlp.cpp
+CHUNK = 128  # rows whose gradients are in memory at a time, as in mlp.cpp
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,15 @@ def _forward(x: Tensor, layers: Sequence[Layer], outputs: Sequence[Tensor | None
     )
 
 
+def spread(columns: int, dtype: torch.dtype) -> int:
+    """A row stride of an odd number of cache lines: columns then share no cache set."""
+    line = 64 // dtype.itemsize
+    return columns if columns < line else (-(-columns // line) | 1) * line
+
+
 def _buffer(like: Tensor, columns: int) -> Tensor:
-    """(B, columns), rows an odd number of cache lines apart: columns then share no cache set."""
-    if columns < 32:
-        return torch.empty(like.shape[0], columns, dtype=like.dtype)
-    row = (-(-columns // 32) | 1) * 32
+    """(B, columns), its rows spread."""
+    row = spread(columns, like.dtype)
     return torch.empty(like.shape[0], row, dtype=like.dtype)[:, :columns]
 
 

@@ -40,11 +40,9 @@ def _structures(name: str, rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"Int {name}[] = {{", *(f"{', '.join(row)}," for row in rows), "};"]
 
 
-def _spread(columns: Index) -> Index:
+def _spread(columns: Index, dtype: torch.dtype) -> Index:
     """A row stride of an odd number of cache lines, so that columns do not share a cache set."""
-    if not columns.is_number or columns < 32:
-        return columns
-    return Integer((-(-int(columns) // 32) | 1) * 32)
+    return columns if not columns.is_number else Integer(mlp_kernel.spread(int(columns), dtype))
 
 
 # MLP
@@ -131,7 +129,7 @@ def mlp_backward(
     ]
     batch = data.size[0]
     rows = Min(batch, mlp_kernel.CHUNK)
-    between = [scratch(graph, rows * _spread(w.size[0]), dtype) for w in layers]
+    between = [scratch(graph, rows * _spread(w.size[0], dtype), dtype) for w in layers]
     packs = [
         packed_weight(graph, turned(w), None, dtype, node.name)[0] if k > 0 or want_x else None
         for k, w in enumerate(layers)
@@ -147,7 +145,7 @@ def mlp_backward(
                 "0" if pack is None else f"(Int){pack.buffer.name}", "0", "0", ins, outs,
                 str(linear.ACTIVATIONS.index(names[k])),
                 f"(Int){pointer(kept[k])}", row(kept[k]),
-                f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0])),
+                f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0], dtype)),
                 f"(Int){found[k].buffer.name}", f"(Int){found[count + k].buffer.name}",
             ])  # fmt: skip
         code.add(*_structures("layers", fields))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from compiler import compat
 from compiler.bags import Lookup, Prologue
 from compiler.patterns.match import Rewrite, argument, dimension, kind, rank, value
 
@@ -55,6 +56,8 @@ def replace(rewrite: Rewrite) -> None:
     found = [bag for bag in found if not nodes & _needs(bag)]
     if found and rewrite.changed_between(None, found[-1].node):
         return  # bags move to the first of them, or before the graph
+    if found and not _may_pass_effects(rewrite, found):
+        return
     groups: dict[tuple[Any, ...], list[Bag]] = {}
     for bag in found:
         groups.setdefault(bag.key(), []).append(bag)
@@ -62,6 +65,21 @@ def replace(rewrite: Rewrite) -> None:
         _fuse(rewrite, group)
     if found:
         _join(rewrite)
+
+
+def _may_pass_effects(rewrite: Rewrite, bags: list[Bag]) -> bool:
+    """Whether bags and effects keep their order, as both may raise an exception.
+
+    Effects before all bags may run before the graph, if the bags do.
+    """
+    order = {node: k for k, node in enumerate(rewrite.graph.nodes)}
+    last = max(order[bag.node] for bag in bags)
+    effects = [n for n in rewrite.graph.nodes if compat.has_effect(n.target) and order[n] < last]
+    if any(order[n] > min(order[bag.node] for bag in bags) for n in effects):
+        return False
+    if _wants_gradient(bags):
+        rewrite.early = effects
+    return True
 
 
 def _bag(node: fx.Node) -> Bag | None:
@@ -180,7 +198,7 @@ def _fuse(rewrite: Rewrite, bags: list[Bag]) -> None:
     first = bags[0].node
     if _wants_gradient(bags):
         if rewrite.before is None:
-            rewrite.before = Prologue(rewrite.graph)
+            rewrite.before = Prologue(rewrite.graph, rewrite.early)
         pooled = _before(rewrite, bags)
     else:
         ids = [bag.ids for bag in bags]

@@ -111,6 +111,7 @@ class Rewrite:
         modes = (getattr(value(n), "fake_mode", None) for n in self.graph.nodes)
         self.fake_mode: Any = next((mode for mode in modes if mode is not None), None)
         self.before: Any = None  # what runs eagerly before the graph: see compiler.bags
+        self.early: list[fx.Node] = []  # operations with effects that run there too
 
     def devices(self) -> set[torch.device]:
         return {v.device for n in self.graph.nodes if isinstance(v := value(n), Tensor)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ from dlrm.benchmark.turns import Contestant
 from dlrm.optim import SparseRows
 
 EAGER, INDUCTOR, TBE, TBE_INDUCTOR = "eager", "Inductor", "TBE", "TBE+Inductor"
-OURS, FROZEN = "ours", "ours frozen"
-PEERS, OWN = (EAGER, INDUCTOR, TBE, TBE_INDUCTOR), (OURS, FROZEN)
+OURS, FROZEN, SAVED = "ours", "ours frozen", "ours saved"
+PEERS, OWN = (EAGER, INDUCTOR, TBE, TBE_INDUCTOR), (OURS, FROZEN, SAVED)
 DENSE_LR = 0.01
 Forward = Callable[..., Any]
 
@@ -38,6 +40,7 @@ INFERENCE = tuple(VARIANTS)
 INFERENCE_DENSE = ("default", "freezing")
 INFERENCE_BF16 = ("default", "freezing", "max-autotune, freezing")
 TRAINING = ("default", "max-autotune")
+MODES = ("default", "max-autotune")  # of our own compiler
 
 
 def reset() -> None:
@@ -74,10 +77,25 @@ def settings(variant: str) -> Iterator[None]:
         select_algorithm.PRINT_AUTOTUNE = said
 
 
-def ours(module: nn.Module, freeze: bool = False) -> Forward:
-    """``module`` compiled by our backend, with its default options."""
-    options = {"freeze": True} if freeze else {}
-    return compiler.compile(module, dynamic=False, **options)
+def ours(module: nn.Module, freeze: bool = False, mode: str = "default") -> Forward:
+    """``module`` compiled by our backend."""
+    return compiler.compile(module, dynamic=False, freeze=freeze, mode=mode)
+
+
+class Saved:
+    """``module`` compiled and saved for the first inputs' sizes, with its weights, and loaded."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.call: Forward | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.call is None:
+            with tempfile.TemporaryDirectory() as folder:
+                place = Path(folder) / "model"
+                compiler.save(self.module, inputs, place, dynamic_shapes=None, freeze=True)
+                self.call = compiler.load(place)
+        return self.call(*inputs)
 
 
 @functools.cache
@@ -141,9 +159,12 @@ def _whole(
         contestant(INDUCTOR, v, inductor(model, v), functools.partial(settings, v))
         for v in variants
     ]
-    found.append(contestant(OURS, "", ours(model)))
+    modes = MODES[:1] if len(variants) == 1 else MODES
+    found += [contestant(OURS, mode, ours(model, mode=mode)) for mode in modes]
     if not why_not_frozen():
-        found.append(contestant(FROZEN, "", ours(model, freeze=True)))
+        found += [contestant(FROZEN, mode, ours(model, True, mode)) for mode in modes]
+    if context is nullcontext:
+        found.append(contestant(SAVED, "", Saved(model)))
     return found
 
 
@@ -219,8 +240,10 @@ def training(
                         one.first = functools.partial(settings, variant)
                     found.append(one)
     if OURS in groups:
-        model = build(shape, tables)
-        found.append(_step(OURS, "", ours(model), Batch.inputs, model, optimizer, NativeRows))
+        for mode in MODES if len(variants) > 1 else MODES[:1]:
+            model = build(shape, tables)
+            forward = ours(model, mode=mode)
+            found.append(_step(OURS, mode, forward, Batch.inputs, model, optimizer, NativeRows))
     return found
 
 

@@ -20,9 +20,10 @@ from dlrm.benchmark.turns import Row
 GROUPS = (*PEERS, *OWN)
 MARKS = {"default": "d", "freezing": "f", "max-autotune": "m", "max-autotune, freezing": "mf"}
 LEGEND = (
-    "Medians. TorchInductor's best way is marked: d default, f freezing, m max-autotune, "
-    "mf both.\n"
-    "faster: the best peer's time (or memory) over ours; frozen: the same for frozen weights.\n"
+    "Medians. The best way of TorchInductor and of ours is marked: d default, f freezing, "
+    "m max-autotune, mf both.\n"
+    "faster: the best peer's time (or memory) over ours; frozen: the same for frozen weights; "
+    "saved: for a\nmodel saved with them for one batch size, and called without Dynamo.\n"
     "of floor: the measured floor over the best of ours. f32: TorchInductor's best in f32 over "
     "ours in bf16."
 )
@@ -61,8 +62,8 @@ def over_f32(row: Row) -> float | None:
 
 def text(rows: Sequence[Row]) -> str:
     """The table, a line for each row, all in the same columns."""
-    head = ["task", "shape", "batch", "unit", *GROUPS, "floor", "faster", "frozen", "of floor",
-            "f32"]  # fmt: skip
+    head = ["task", "shape", "batch", "unit", *GROUPS, "floor", "faster", "frozen", "saved",
+            "of floor", "f32"]  # fmt: skip
     lines = [head]
     for row in rows:
         line = [row.task, row.shape, str(row.batch), row.unit]
@@ -150,6 +151,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "best_peer": best_peer(row),
             "ratio": ratio(row, OWN[0]),
             "ratio_frozen": ratio(row, OWN[1]),
+            "ratio_saved": ratio(row, OWN[2]),
             "inductor_f32_over_ours": over_f32(row),
             "floor": row.floor,
             "share_of_floor": of_floor(row),

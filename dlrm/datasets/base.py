@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from dlrm.batch import Batch
+
+Ranges = Sequence[tuple[int, int]]  # of rows: from the first on, up to the second
 
 
 class Split(Protocol):
@@ -19,6 +23,23 @@ class Split(Protocol):
     def read(self, start: int, stop: int) -> Batch:
         """Rows [start, stop). The same rows give the same batch, from any thread."""
         ...
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """A split that can put rows in order while they are records, before it makes a batch."""
+
+    def gather(self, ranges: Ranges, order: np.ndarray | None) -> Batch:
+        """What the function ``gather`` gives."""
+        ...
+
+
+def gather(split: Split, ranges: Ranges, order: np.ndarray | None = None) -> Batch:
+    """The rows of ``ranges``, one range after the other, or of these the ones at ``order`` (K,)."""
+    if isinstance(split, Gathers):
+        return split.gather(ranges, order)
+    batch = Batch.concat([split.read(a, b) for a, b in ranges])
+    return batch if order is None else batch.take(order)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,14 @@ number of batches, and a run resumed there sees the very batches that an unbroke
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset, Split
+from dlrm.datasets.base import Dataset, Ranges, Split, gather
 from dlrm.errors import InputError
 
 
@@ -36,7 +35,7 @@ class Reader:
     seed: int = 0
     window: int = 1 << 17  # rows held in memory and shuffled together
     drop_last: bool = False
-    prefetch: int = 4  # batches made ahead by a thread; 0: none
+    prefetch: bool = True  # a thread makes the next window while this one is used
 
     @staticmethod
     def of(dataset: Dataset, split: str, batch_size: int, **options: object) -> Reader:
@@ -57,10 +56,13 @@ class Reader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on."""
-        batches = self._batches(epoch, start)
-        if self.prefetch > 0:
-            return _ahead(batches, self.prefetch)
-        return batches
+        size = self.batch_size
+        windows = self._windows(epoch, start)
+        for rows in _ahead(windows) if self.prefetch else windows:
+            for at in range(0, len(rows), size):
+                if at + size > len(rows) and self.drop_last:
+                    return
+                yield rows.slice(at, min(at + size, len(rows)))
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
@@ -70,22 +72,21 @@ class Reader:
         size = min(self.batch_size, len(self.split))
         return self._read(np.arange(-(-size // self.split.block)), 0, size)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _windows(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The rows from batch ``start`` on, as many as are shuffled together at a time."""
         size = self.batch_size
         per_window = max(1, self.window // size)  # whole batches, so that none lies in two windows
         order = self._block_order(epoch)
         for number in range(start // per_window, -(-len(self) // per_window)):
             first = number * per_window * size
             stop = min(first + per_window * size, len(self.split))
-            rows = self._read(order, first, stop)
+            mixed = None
             if self.shuffle:
                 rng = np.random.default_rng([self.seed, epoch, 1, number])
-                rows = rows.take(rng.permutation(len(rows)))
-            skip = max(0, start - number * per_window)
-            for at in range(skip * size, len(rows), size):
-                if at + size > len(rows) and self.drop_last:
-                    return
-                yield rows.slice(at, min(at + size, len(rows)))
+                mixed = rng.permutation(stop - first)
+            rows = self._read(order, first, stop, mixed)
+            skip = min(max(0, start - number * per_window) * size, len(rows))
+            yield rows.slice(skip, len(rows)) if skip else rows
 
     def _block_order(self, epoch: int) -> np.ndarray:
         """The order in which whole blocks are read; a shorter last block stays last."""
@@ -96,29 +97,29 @@ class Reader:
             np.random.default_rng([self.seed, epoch, 0]).shuffle(order[:whole])
         return order
 
-    def _read(self, order: np.ndarray, first: int, stop: int) -> Batch:
-        """Places [first, stop) of the block order, as rows of the split, checked."""
+    def _read(
+        self, order: np.ndarray, first: int, stop: int, mixed: np.ndarray | None = None
+    ) -> Batch:
+        """Places [first, stop) of the block order, as rows of the split, checked; ``mixed`` (K,)
+        is the order in which they are given.
+        """
         block = self.split.block
-        ranges: list[list[int]] = []  # neighbouring pieces are read in one go
+        ranges: list[tuple[int, int]] = []  # neighbouring pieces are read in one go
         for place in range(first // block, -(-stop // block)):
             base = int(order[place]) * block
             a = base + max(first - place * block, 0)
             b = base + min(stop - place * block, block)
             if ranges and ranges[-1][1] == a:
-                ranges[-1][1] = b
-            else:
-                ranges.append([a, b])
-        pieces = []
-        for a, b in ranges:
-            pieces.append(self.split.read(a, b))
-        batch = Batch.concat(pieces)
-        self._check(batch, ranges)
+                a, _ = ranges.pop()
+            ranges.append((a, b))
+        batch = gather(self.split, ranges, mixed)
+        self._check(batch, ranges, mixed)
         return batch
 
-    def _check(self, batch: Batch, ranges: list[list[int]]) -> None:
+    def _check(self, batch: Batch, ranges: Ranges, mixed: np.ndarray | None) -> None:
         """Raise for an id outside its table: an embedding bag would read other memory, or crash.
 
-        ``ranges`` are the rows of the split that the batch was made of, in order.
+        ``ranges`` are the rows of the split that the batch was made of, ``mixed`` their order.
         """
         ids = batch.ids.numpy()
         for f, (a, b) in enumerate(batch.offsets[:, [0, -1]].tolist()):
@@ -127,7 +128,8 @@ class Reader:
                 continue
             at = a + int(((own < 0) | (own >= self.rows[f])).argmax())
             sample = int(np.searchsorted(batch.offsets[f].numpy(), at, side="right")) - 1
-            row = np.concatenate([np.arange(*r) for r in ranges])[sample]
+            place = sample if mixed is None else mixed[sample]
+            row = np.concatenate([np.arange(*r) for r in ranges])[place]
             raise InputError(
                 f"row {row}: feature {self.table_names[f]!r} has id {ids[at]}, but its table has "
                 f"{self.rows[f]} rows (ids 0 to {self.rows[f] - 1}); preprocess the data again, or "
@@ -140,36 +142,10 @@ def limited(batches: int, limit: int) -> int:
     return min(batches, limit) if limit else batches
 
 
-def _ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """The same batches, made by a thread that keeps ``depth`` of them ready."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: Batch | BaseException | None) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
-        try:
-            for batch in batches:
-                if not put(batch):
-                    return
-            put(None)
-        except BaseException as error:  # handed over: the consumer raises it
-            put(error)
-
-    thread = threading.Thread(target=work, name="dlrm-reader", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
+def _ahead(windows: Iterator[Batch]) -> Iterator[Batch]:
+    """The same, each made by a thread while the one before is used."""
+    with ThreadPoolExecutor(1, "dlrm-reader") as pool:
+        coming = pool.submit(next, windows, None)
+        while (rows := coming.result()) is not None:
+            coming = pool.submit(next, windows, None)
+            yield rows

@@ -82,6 +82,24 @@ def test_frozen_and_with_operations_that_aten_computes(tmp_path):
         torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def test_control_flow_is_refused(tmp_path):
+    class Either(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+    with pytest.raises(PackageError, match=r"control flow on tensors"):
+        compiler.save(Either(), (torch.ones(3),), tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_operation_is_named(saved, tmp_path):
+    place = tmp_path / "model"
+    shutil.copytree(saved[1], place)
+    _edit(place, targets={"f": "nobody.knows.default"})
+    with pytest.raises(PackageError, match=r"nobody.knows.default is unknown"):
+        compiler.load(place)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

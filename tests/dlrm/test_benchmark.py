@@ -48,7 +48,7 @@ def test_the_whole_path_prints_a_table_and_writes_json(tmp_path, capsys):
     rows = {row["task"]: row for row in found["rows"]}
     tbe = {"TBE", "TBE+Inductor"} if FBGEMM else set()
     own = {"ours"} if peers.why_not_frozen() else {"ours", "ours frozen"}
-    assert groups(rows["inference f32"]) == {"eager", "Inductor", *tbe, *own}
+    assert groups(rows["inference f32"]) == {"eager", "Inductor", *tbe, *own, "ours saved"}
     assert groups(rows["inference bf16"]) == {"eager", "Inductor", *own}
     assert groups(rows["train step f32"]) == {"eager", "Inductor", *tbe, "ours"}
     assert groups(rows["bags update"]) == {"eager", "ours", *(tbe & {"TBE"})}

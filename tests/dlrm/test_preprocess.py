@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from dlrm.batch import Batch
+from dlrm.datasets.base import gather
 from dlrm.datasets.criteo import chunk, prepare
 from dlrm.datasets.criteo.encode import encode_file, encode_lines
 from dlrm.datasets.criteo.format import CriteoSettings
@@ -227,6 +229,16 @@ def test_reads_are_rows_of_the_split_from_any_thread(raw: Path, tmp_path: Path) 
     assert len(split.read(3, 3)) == 0
     with pytest.raises(IndexError):
         split.read(0, len(split) + 1)
+
+
+def test_gathered_rows_are_those_read_in_another_order(raw: Path, tmp_path: Path) -> None:
+    preprocess_criteo(raw, tmp_path / "out")
+    split = load_criteo(tmp_path / "out").splits["train"]
+    ranges, order = [(40, 90), (0, 7), (100, 101)], np.random.default_rng(0).permutation(58)[:50]
+    want = Batch.concat([split.read(a, b) for a, b in ranges]).take(order)
+    found = gather(split, ranges, order)
+    for name in ("dense", "ids", "offsets", "label"):
+        assert getattr(found, name).equal(getattr(want, name))
 
 
 # bad rows

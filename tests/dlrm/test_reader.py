@@ -56,7 +56,7 @@ def order(batches: object) -> list[int]:
     data=st.data(),
 )
 def test_every_row_once_and_resumable(size, block, batch, window, epoch, data):
-    r = reader(size, block, batch, shuffle=True, window=window, seed=5, prefetch=0)
+    r = reader(size, block, batch, shuffle=True, window=window, seed=5, prefetch=False)
     whole = list(r.epoch(epoch))
     assert sorted(order(whole)) == list(range(size))
     assert len(whole) == len(r)
@@ -86,17 +86,17 @@ def test_in_order_without_shuffle_and_drop_last():
 def test_prefetching_gives_the_same_and_stops_its_thread():
     import threading
 
-    r = reader(500, 16, 10, shuffle=True, prefetch=2)
+    r = reader(500, 16, 10, shuffle=True, window=100)
     assert order(r.epoch(0)) == order(
-        Reader(r.split, r.rows, r.table_names, 10, True, prefetch=0).epoch(0)
+        Reader(r.split, r.rows, r.table_names, 10, True, window=100, prefetch=False).epoch(0)
     )
     batches = r.epoch(0)
     next(batches)
     batches.close()
-    assert not [t for t in threading.enumerate() if t.name == "dlrm-reader"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("dlrm-reader")]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [False, True])
 def test_bad_id_names_feature_row_and_value(prefetch):
     data = Dataset("n", ("x",), ("a", "b"), (1000, 1000), {"train": Numbered(300, 7, 123)}, "")
     with pytest.raises(InputError, match=r"row 123: feature 'a' has id 1000000.*1000 rows"):

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset
+from dlrm.datasets.base import Dataset, Ranges
 from dlrm.datasets.criteo.format import DENSE_NAMES, PARTS, RECORD, TABLE_NAMES, F, read_meta
 from dlrm.datasets.criteo.hash import hash_file
 from dlrm.errors import InputError
@@ -48,22 +48,35 @@ class CriteoSplit:
         return np.memmap(self.path, RECORD, "r")[self.start : self.stop]
 
     def read(self, start: int, stop: int) -> Batch:
-        """Rows [start, stop) of this part. Raises InputError if the file was cut short meanwhile.
+        """Rows [start, stop) of this part. Raises InputError if the file was cut short."""
+        return self.gather([(start, stop)], None)
 
-        One positioned read rather than an access to the map: a page of a map that is gone kills the
-        process with SIGBUS, and pages that were read count as its memory.
+    def gather(self, ranges: Ranges, order: NDArray[np.int64] | None) -> Batch:
+        """As `dlrm.datasets.base.gather`: records are moved as a whole, and then taken apart."""
+        records = np.empty(sum(stop - start for start, stop in ranges), RECORD)
+        at = 0
+        for start, stop in ranges:
+            self._read_into(records[at : at + stop - start], start, stop)
+            at += stop - start
+        if order is not None:
+            records = records[order]
+        return Batch.one_hot(
+            np.ascontiguousarray(records["dense"]), records["ids"], records["label"]
+        )
+
+    def _read_into(self, records: NDArray[Any], start: int, stop: int) -> None:
+        """One positioned read rather than an access to the map: a page of a map that is gone kills
+        the process with SIGBUS, and pages that were read count as its memory.
         """
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"rows [{start}, {stop}) of {len(self)}")
-        raw = np.empty(stop - start, RECORD)
-        room = raw.view(np.uint8).data
+        room = records.view(np.uint8).data
         at = (self.start + start) * RECORD.itemsize
         while len(room):  # one round, but for reads above 2 GB
             found = os.preadv(self._file, [room], at)
             if found == 0:
                 raise InputError(f"{self.path}: was cut short while in use. Preprocess again")
             room, at = room[found:], at + found
-        return Batch.one_hot(np.ascontiguousarray(raw["dense"]), raw["ids"], raw["label"])
 
     def __del__(self) -> None:
         if self._file >= 0:
