@@ -180,9 +180,9 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
         half("BigBirdPegasusModel", "BigBirdPegasusConfig", attention_type="original_full"),
         "mended"),
     "LongT5, half": (long_t5, "mended"),
-    "OPT, LayerDrop": (dropping("OPTModel", "OPTConfig", **OPT), "mended"),
+    "OPT, LayerDrop": (dropping("OPTModel", "OPTConfig", **OPT), "declined"),
     "BioGPT, LayerDrop": (
-        dropping("BioGptModel", "BioGptConfig", **DECODER, hidden_dropout_prob=0.0), "mended"),
+        dropping("BioGptModel", "BioGptConfig", **DECODER, hidden_dropout_prob=0.0), "declined"),
     "VisualBERT": (visual_bert, "mended"),
     "Llama, dynamic RoPE": (
         encoder("LlamaModel", "LlamaConfig", **DECODER, rope_parameters=ROPE), "declined"),
