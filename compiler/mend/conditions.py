@@ -187,6 +187,8 @@ class Conditions:
         sides = [tree.body, tree.orelse]
         for one in sides:
             if self.sort(one) not in (*MAY_BE_TENSORS, Sort.OBJECT):
+                if sort is Sort.UNKNOWN:
+                    return tree
                 raise NeedsStatement(tree)
         effect = Purity(self.flow).expression(tree.body, self.env)
         effect |= Purity(self.flow).expression(tree.orelse, self.env)

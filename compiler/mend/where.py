@@ -239,7 +239,7 @@ class Attempt:
             tree.mark = chosen  # type: ignore[attr-defined]
             one = copy.deepcopy(s)
             sides.append(_Chosen(chosen).visit(one))
-        made = placed(ast.If(tree.test, [sides[0]], [sides[1]]), tree)
+        made = placed(ast.If(tree.test, [sides[0]], [sides[1]]), s)
         made.sort = test_sort(tree.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[attr-defined]
         body[i] = made
 
