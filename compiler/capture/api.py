@@ -39,9 +39,22 @@ class Session:
 
         return no_modes()
 
-    def root(
-        self, function: types.FunctionType, receiver: Any = None, module: Any = None
-    ) -> Root:
+    def hide(self, *functions: Any) -> None:
+        """Keep TorchDynamo out of generated code."""
+        if importlib.util.find_spec("torch") is not None:
+            from compiler.capture.state import hide
+
+            hide(*functions)
+
+    def disabled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with TorchDynamo off while it runs."""
+        if importlib.util.find_spec("torch") is None:
+            return function
+        from torch._dynamo import disable
+
+        return disable(function)
+
+    def root(self, function: types.FunctionType, receiver: Any = None, module: Any = None) -> Root:
         """The unit of a function, or of the method of a receiver, which has cases of its own."""
         key = (id(function), id(receiver))
         if key not in self._roots:
@@ -98,6 +111,7 @@ def capture(
     """
     if backend is None:
         from compiler.backend import dlrm as backend
+    assert backend is not None
     session = Session(backend, dynamic, limit)
     receiver, plain = None, function
     if isinstance(function, types.MethodType):

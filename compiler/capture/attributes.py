@@ -6,13 +6,11 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
-from compiler.capture.sources import Source
 from compiler.capture.values import (
     Constant,
     DictValue,
     FunctionValue,
     Known,
-    Lazy,
     ListValue,
     MethodValue,
     NamedMethod,
@@ -40,7 +38,7 @@ def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
     """``owner.name``, or None where Python would raise AttributeError."""
     found = frame.trace.tensors.attribute(frame, owner, name)
     if found is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     if isinstance(owner, ObjectValue):
         return object_attribute(frame, owner, name)
     if isinstance(owner, SuperValue):
@@ -165,24 +163,20 @@ def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
         return None
     trace, source = frame.trace, owner.source
     assert source is not None
+    slot = isinstance(lookup(owner.cls, name), types.MemberDescriptorType)
     instance = getattr(owner.obj, "__dict__", None)
     if source.known and instance is not None:
-        held = trace.constants.source(instance, source.text)
         if name not in instance:
-            if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
-                trace.guards.add(
-                    f"{name!r} not in {{}}", held, text=f"{source.text} has no own {name}"
-                )
+            if not slot:
+                trace.guards.absent(trace.constants.source(instance, source.text), name)
                 return None
         else:
-            step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
-                          f"{{}}[{name!r}]")  # fmt: skip
+            step = trace.held(instance, name, source.text)
             owner.attributes[name] = value = trace.wrap(instance[name], step)
             return value
-    elif instance is not None and name not in instance:
-        if not isinstance(lookup(owner.cls, name), types.MemberDescriptorType):
-            trace.guards.add(f"{name!r} not in {{}}.__dict__", source)
-            return None
+    elif instance is not None and name not in instance and not slot:
+        trace.guards.add(f"{name!r} not in {{}}.__dict__", source)
+        return None
     try:
         obj = getattr(owner.obj, name)
     except AttributeError:
@@ -243,10 +237,7 @@ def _known_attribute(frame: Frame, owner: Known, name: str) -> Value | None:
             if not hasattr(obj, name):
                 return None
             return trace.known(getattr(obj, name))  # made by the module's own __getattr__
-        held = trace.constants.source(vars(obj), source.text)
-        step = Source(f"{held.expression}[{name!r}]", f"{source.text}.{name}", True, held,
-                      f"{{}}[{name!r}]")  # fmt: skip
-        return trace.wrap(vars(obj)[name], step)
+        return trace.wrap(vars(obj)[name], trace.held(vars(obj), name, source.text))
     if isinstance(obj, type):
         found = lookup(obj, name)
         if isinstance(found, classmethod):
@@ -290,6 +281,3 @@ def known_name(value: Value) -> str:
     if not isinstance(name, str):
         raise Unsupported("an attribute whose name is no text")
     return name
-
-
-__all__ = ["Lazy", "get_attribute", "known_name", "set_attribute", "special"]

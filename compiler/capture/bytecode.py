@@ -17,9 +17,7 @@ from typing import Any
 
 NULL_LAST = sys.version_info >= (3, 13)  # a call's NULL lies above the callable, not below
 _BINARY = [op[1] for op in getattr(dis, "_nb_ops", [])]  # "+", "&", ..., "+=", ...
-_SKIPPED = frozenset(
-    "NOP RESUME CACHE EXTENDED_ARG COPY_FREE_VARS END_FOR NOT_TAKEN".split()
-)
+_SKIPPED = frozenset("NOP RESUME CACHE EXTENDED_ARG COPY_FREE_VARS END_FOR NOT_TAKEN".split())
 _RENAMED = {
     "LOAD_FAST_CHECK": "LOAD_FAST",
     "LOAD_NAME": "LOAD_GLOBAL",

@@ -41,7 +41,7 @@ def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Val
 
     special_meaning = frame.trace.tensors.call(frame, function, args, kwargs)
     if special_meaning is not None:
-        return special_meaning  # type: ignore[no-any-return]
+        return special_meaning
     if isinstance(function, FunctionValue):
         if function.real in library.SHORTCUTS:
             shortcut = library.SHORTCUTS[function.real](frame, *args, **kwargs)

@@ -65,7 +65,9 @@ def explain(captured: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
             parts.append(_entry(unit, number, entry))
         if isinstance(unit, Rest):
             parts.append(f"──── {unit.name}: bytecode ────\n{disassembled(unit.code())}")
-        parts += [f"──── {unit.name}: in Python ────\n{why} ({n})" for why, n in unit.fallbacks.items()]
+        parts += [
+            f"──── {unit.name}: in Python ────\n{why} ({n})" for why, n in unit.fallbacks.items()
+        ]
     parts += [f"──── captured again ────\n{why}" for why in result.recompiles]
     result.text = "\n\n".join(parts)
     return result

@@ -120,5 +120,3 @@ class GraphCall:
     def __init__(self, function: Any, inputs: list[Source], text: str, operations: int) -> None:
         self.function, self.inputs = function, inputs
         self.text, self.operations = text, operations
-
-

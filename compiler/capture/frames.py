@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.extension import GraphCall
-from compiler.capture.interpreter import Frame, GraphBreak
+from compiler.capture.interpreter import Frame
+from compiler.capture.machine import GraphBreak
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
 from compiler.capture.trace import Trace
@@ -175,9 +176,11 @@ class Attempt:
         """Run the call, then the rest; all state is built before the call, as Python has it."""
         frame, rebuild = self.frame, self.rebuild
         function = rebuild.expression(broken.function)
-        if isinstance(look(broken.function), FunctionValue | MethodValue | ByIdentity | ObjectValue):
+        if isinstance(
+            look(broken.function), FunctionValue | MethodValue | ByIdentity | ObjectValue
+        ):
             function = f"{rebuild.helper(self.unit.session.recapture)}({function})"
-        args = [rebuild.expression(a) for a in broken.args]
+        args = [rebuild.expression(a) for a in broken.operands]
         args += [f"{k}={rebuild.expression(v)}" for k, v in broken.kwargs.items()]
         call = f"{function}({', '.join(args)})"
         if not all(name.isidentifier() for name in broken.kwargs):
@@ -198,7 +201,10 @@ class Attempt:
         indent = "    " * bool(managers)
         lines = [f"with {', '.join(managers)}:"] if managers else []
         lines.append(f"{indent}{'result = ' if broken.push else ''}{call}")
-        return [*lines, f"return {rebuild.helper(Tail)}({step}, ({', '.join(values)}{',' * bool(values)}))"]
+        return [
+            *lines,
+            f"return {rebuild.helper(Tail)}({step}, ({', '.join(values)}{',' * bool(values)}))",
+        ]
 
     def _rest_in_python(self, offset: int) -> list[str]:
         rebuild = self.rebuild
@@ -218,20 +224,15 @@ class Attempt:
     def _place(self, offset: int, pushed: bool) -> tuple[Place, list[str]]:
         """The state at the break: what a resume function is given, and code that makes it."""
         frame, rebuild = self.frame, self.rebuild
-        index = next(
-            k for k, one in enumerate(frame.decoded.instructions) if one.offset == offset
-        )
+        index = next(k for k, one in enumerate(frame.decoded.instructions) if one.offset == offset)
         live = set(frame.decoded.live[index])
         if "__class__" in frame.code.co_freevars:
             live |= set(frame.code.co_varnames[:1])  # super() looks at the first argument
         cell_names = [n for n, v in frame.slots.items() if isinstance(v, CellValue)]
         names = [n for n in frame.code.co_varnames if n in live and n in frame.slots]
         names = [n for n in names if n not in cell_names]
-        kinds, values = [], []
-        for name in cell_names:
-            values.append(rebuild.expression(frame.slots[name]))
-        for name in names:
-            values.append(rebuild.expression(frame.slots[name]))
+        kinds = []
+        values = [rebuild.expression(frame.slots[name]) for name in (*cell_names, *names)]
         for k, value in enumerate(frame.stack):
             if pushed and k == len(frame.stack) - 1:
                 kinds.append("value")
@@ -310,5 +311,3 @@ def capture_entry(unit: Unit, values: Sequence[Any]) -> Entry:
         except Unsupported as why:
             raise Declined(str(why)) from why
     raise Declined(reason)
-
-

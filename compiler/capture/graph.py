@@ -39,7 +39,8 @@ class Input:
     ) -> None:  # fmt: skip
         self.source, self.obj, self.fake, self.node = source, obj, fake, node
         self.context, self.name = context, name
-        self.sizes, self.strides = tuple(fake.shape), tuple(fake.stride())
+        self.sizes: tuple[Any, ...] = tuple(fake.shape)
+        self.strides: tuple[Any, ...] = tuple(fake.stride())
         self.version = 0 if obj.is_inference() else fake._version
 
     @property
@@ -97,15 +98,17 @@ class CapturedGraph:
             fake = self.mode.from_tensor(obj, source=name, symbolic_context=context)
         except Exception as error:
             raise Unsupported(f"a tensor that has no fake: {error}") from error
-        for k, size in enumerate(fake.shape):
-            if isinstance(size, torch.SymInt) and self.symbol_node(size) is None:
-                step = source.then(f"{{}}.size({k})")
-                node = self._placeholder(str(size.node.expr), size, step)
-                self.symbols[size.node.expr] = (step, node)
+        found = [(size, f"{{}}.size({k})") for k, size in enumerate(fake.shape)]
+        found += [(stride, f"{{}}.stride({k})") for k, stride in enumerate(fake.stride())]
+        for number, step in (*found, (fake.storage_offset(), "{}.storage_offset()")):
+            symbol = number.node.expr if isinstance(number, torch.SymInt) else None
+            if symbol is not None and symbol.is_symbol and symbol not in self.symbols:
+                node = self._placeholder(str(symbol), number, source.then(step))
+                self.symbols[symbol] = (source.then(step), node)
         node = self._placeholder(source.text, obj, source)
         node.meta["example_value"] = fake
         node.meta["tensor_dict"] = {}
-        if source.known and isinstance(obj, nn.Parameter | nn.Buffer) or source.known:
+        if source.known:
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "guarded"}
         self.inputs.append(Input(source, obj, fake, node, context, name))
         return node, fake
@@ -117,7 +120,9 @@ class CapturedGraph:
         before = unit.sizes.setdefault(source.text, shape)
         if len(before) == len(shape):
             unit.dynamic |= {
-                (source.text, k) for k, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b
+                (source.text, k)
+                for k, (a, b) in enumerate(zip(before, shape, strict=True))
+                if a != b
             }
         return [
             size > 1 and (dynamic is True or (source.text, k) in unit.dynamic)
@@ -135,11 +140,11 @@ class CapturedGraph:
 
     def number_input(self, obj: int, source: Source) -> tuple[fx.Node, torch.SymInt]:
         name = LocalSource(source.expression)
-        made: Any = self.shapes.create_unspecified_symint_and_symbol(
-            obj, name, DimDynamic.DYNAMIC
-        )
+        made: Any = self.shapes.create_unspecified_symint_and_symbol(obj, name, DimDynamic.DYNAMIC)
         constants = self.trace.constants
-        self.trace.guards.add(f"type({{}}) is {constants.name(int)} and {{}} not in (0, 1)", source, source)
+        self.trace.guards.add(
+            f"type({{}}) is {constants.name(int)} and {{}} not in (0, 1)", source, source
+        )
         node = self._placeholder(source.text, made, source)
         self.symbols[made.node.expr] = (source, node)
         return node, made
@@ -158,7 +163,8 @@ class CapturedGraph:
             sizes = [[_static(s) for s in i.sizes] for i in self.inputs]
             strides = [[_static(s) for s in i.strides] for i in self.inputs]
             check = TensorGuards(
-                *(i.obj for i in self.inputs), dynamic_dims_sizes=sizes,  # type: ignore[arg-type]
+                *(i.obj for i in self.inputs),
+                dynamic_dims_sizes=sizes,  # type: ignore[arg-type]
                 dynamic_dims_strides=strides,  # type: ignore[arg-type]
             )
             constants = self.trace.constants
@@ -173,31 +179,26 @@ class CapturedGraph:
         late[:0] = first + self._guard_shapes()
 
     def _guard_shapes(self) -> list[tuple[str, tuple[Source, ...], str]]:
+        """What was decided on symbolic sizes, and strides that follow from them."""
         found = []
         printer = PythonPrinter()
 
-        def add(expression: Any) -> None:
+        def add(expression: Any, *first: Source, form: str = "{}") -> None:
             symbols = sorted(expression.free_symbols, key=str)
-            code = printer.doprint(expression)
-            sources = tuple(self.symbols[s][0] for s in symbols)
-            text = code
-            for k, (symbol, source) in enumerate(zip(symbols, sources, strict=True)):
+            sources = (*first, *(self.symbols[s][0] for s in symbols))
+            code = text = printer.doprint(expression)
+            for k, symbol in enumerate(symbols, len(first)):
                 code = re.sub(rf"\b{symbol}\b", f"{{{k}}}", code)
-                text = re.sub(rf"\b{symbol}\b", source.text, text)
-            found.append((code, sources, text))
+                text = re.sub(rf"\b{symbol}\b", sources[k].text, text)
+            found.append((form.format(code), sources, form.format(text).format(*first)))
 
-        for source, node in self.symbols.values():
-            if isinstance(source.base, Source) and ".size(" in source.template:
+        for source, _ in self.symbols.values():
+            if ".size(" in source.template:
                 found.append(("{} >= 2", (source,), f"{source.text} >= 2"))
         for i in self.inputs:
             for k, stride in enumerate(i.strides):
-                if isinstance(stride, torch.SymInt):
-                    symbols = sorted(stride.node.expr.free_symbols, key=str)
-                    code = printer.doprint(stride.node.expr)
-                    for n, symbol in enumerate(symbols):
-                        code = re.sub(rf"\b{symbol}\b", f"{{{n + 1}}}", code)
-                    sources = (i.source.then(f"{{}}.stride({k})"), *(self.symbols[s][0] for s in symbols))
-                    found.append((f"{{0}} == {code}", sources, f"stride {k} of {i.source.text}"))
+                if _static(stride) is None:
+                    add(stride.node.expr, i.source.then(f"{{}}.stride({k})"), form="{{0}} == {}")
         for guard in self.shapes.guards:
             add(guard.expr)
         return found
@@ -222,7 +223,9 @@ class CapturedGraph:
         self._guard_overlap()
         self.graph.output(tuple(outputs))
         for node in reversed(list(self.graph.nodes)):  # sizes that nobody uses
-            number = isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat)
+            number = isinstance(
+                node.meta.get("example_value"), torch.SymInt | torch.SymBool | torch.SymFloat
+            )
             if number and not node.users and node.op != "placeholder":
                 self.graph.erase_node(node)
         operations = self.operations()
@@ -249,7 +252,12 @@ class CapturedGraph:
             value = node.meta["example_value"]
             if isinstance(value, torch.Tensor):
                 sizes = (*value.shape, *value.stride())
-                used |= {s for n in sizes if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+                used |= {
+                    s
+                    for n in sizes
+                    if isinstance(n, torch.SymInt)
+                    for s in n.node.expr.free_symbols
+                }
         kept = [
             a for a in kept
             if a[1].users or a[2].node.expr.free_symbols & used
@@ -261,8 +269,9 @@ class CapturedGraph:
         self.arguments = kept
 
     def _call_backend(self, backend: Callable[..., Any], gm: fx.GraphModule) -> Any:
-        """With fresh fake tensors: those of the capture have seen in-place operations."""
-        mode = FakeTensorMode(shape_env=self.shapes)
+        """With fresh fake tensors, where those of the capture have seen in-place operations."""
+        changed = any(i.changed for i in self.inputs)
+        mode = FakeTensorMode(shape_env=self.shapes) if changed else self.mode
         by_node = {id(i.node): i for i in self.inputs}
         examples = []
         context = TracingContext(mode)

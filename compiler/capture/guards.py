@@ -15,7 +15,7 @@ from compiler.capture.sources import Constants, Source
 
 
 class Guards:
-    """Conditions in the order in which they were met, each on values that earlier ones vouch for."""
+    """Conditions in the order in which they were met: earlier ones vouch for later ones."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
@@ -34,6 +34,10 @@ class Guards:
         name = repr(obj) if obj is None or type(obj) is bool else self.constants.keep(obj)
         self.add(f"{{}} is {name}", source, text=f"{source.text} is the same {_kind(obj)}")
 
+    def absent(self, source: Source, name: str) -> None:
+        """A dictionary has nothing under a name."""
+        self.add(f"{name!r} not in {{}}", source, text=f"{source.text} has no own {name}")
+
     def equal(self, source: Source, constant: Any) -> None:
         """The source leads to an equal value of the same type."""
         if constant is None or type(constant) is bool:
@@ -47,13 +51,12 @@ class Guards:
         else:
             plain = type(constant) is int
             name = repr(constant) if plain else self.constants.keep(constant)
-            self.add(
-                f"same({{}}, {name})", source, text=f"{source.text} == {constant!r:.60}"
-            )
+            self.add(f"same({{}}, {name})", source, text=f"{source.text} == {constant!r:.60}")
 
     def generate(self, parameters: Sequence[str]) -> tuple[Callable[..., int | None], str]:
         """The function and its source text."""
-        lines, fetched = [f"def guard({', '.join(parameters)}):", "    try:"], {}
+        lines = [f"def guard({', '.join(parameters)}):", "    try:"]
+        fetched: dict[str, str] = {}
         everything = [(c, s, t) for (c, s), t in self._conditions.items()] + self.late
 
         def fetch(source: Source) -> str:
@@ -118,6 +121,7 @@ def _kind(obj: Any) -> str:
 
 def _named(condition: str, constants: Constants) -> str:
     """Known objects by their names, for people."""
+
     def shown(match: re.Match[str]) -> str:
         obj = constants.namespace.get(match[0])
         name = getattr(obj, "__qualname__", None)

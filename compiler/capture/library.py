@@ -64,14 +64,14 @@ PURE = {
 }  # fmt: skip
 PURE |= {f for f in vars(math).values() if callable(f)}
 PURE |= {f for n, f in vars(operator).items() if callable(f) and not n.startswith("_")}
-_BINARY = (
-    "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
-)
+_BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
 _COMPARED = ("__lt__", "__gt__", "__le__", "__ge__", "__eq__", "__ne__")
 _REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
-def handles(*functions: Any) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
+def handles(
+    *functions: Any,
+) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
     def register(handler: Callable[..., Value | None]) -> Callable[..., Value | None]:
         for function in functions:
             HANDLERS[function] = handler
@@ -80,9 +80,7 @@ def handles(*functions: Any) -> Callable[[Callable[..., Value | None]], Callable
     return register
 
 
-def call_known(
-    frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def call_known(frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a built-in function or a class, known by identity."""
     args = [look(a) for a in args]
     kwargs = {k: look(v) for k, v in kwargs.items()}
@@ -213,9 +211,7 @@ def _containers(frame: Frame, name: str, a: Value, b: Value) -> Value | None:
     return None
 
 
-def _by_class(
-    frame: Frame, a: Value, b: Value, names: list[str], reflected: str
-) -> Value | None:
+def _by_class(frame: Frame, a: Value, b: Value, names: list[str], reflected: str) -> Value | None:
     """The operator methods of user classes; a subclass's own reflected one comes first."""
     if not isinstance(a, ObjectValue) and not isinstance(b, ObjectValue):
         return None
@@ -256,17 +252,20 @@ def _equal(frame: Frame, a: Value, b: Value) -> bool | None:
     if a is b and not isinstance(a, Constant):
         return None if isinstance(a, ByIdentity) else True
     both = (a, b)
-    for kind, polyfill in ((SequenceValue, polyfills.sequences_equal), (DictValue, polyfills.dicts_equal)):
+    for kind, polyfill in (
+        (SequenceValue, polyfills.sequences_equal),
+        (DictValue, polyfills.dicts_equal),
+    ):
         if isinstance(a, kind) and isinstance(b, kind):
             if (a.cls is list) != (b.cls is list):
                 return False
             return frame.truth(frame.call(frame.trace.known(polyfill), [a, b]))
     if isinstance(a, SetValue) and isinstance(b, SetValue):
         return a.entries.keys() == b.entries.keys()
+    never_none = ObjectValue | SequenceValue | DictValue | SetValue | FunctionValue
     for one, other in (both, both[::-1]):
-        if isinstance(one, Constant) and one.value is None:
-            if isinstance(other, ObjectValue | SequenceValue | DictValue | SetValue | FunctionValue):
-                return False
+        if isinstance(one, Constant) and one.value is None and isinstance(other, never_none):
+            return False
     if all(isinstance(v, ObjectValue) and v.cls.__eq__ is object.__eq__ for v in both):
         return _identical(frame, a, b)
     return None
@@ -487,7 +486,7 @@ def _(frame: Frame, *args: Value) -> Value:
     if not args:
         cell = frame.slots["__class__"]
         first = frame.slots[frame.code.co_varnames[0]]
-        args = tuple(look(v.content) if hasattr(v, "content") else v for v in (cell, first))  # type: ignore[misc, arg-type]
+        args = tuple(getattr(v, "content", v) for v in (cell, first))
     after, receiver = look(args[0]), look(args[1])
     if isinstance(receiver, Known) and isinstance(receiver.value, type):
         return SuperValue(constant(after), receiver, receiver.value)
@@ -509,19 +508,19 @@ def _(frame: Frame, function: Value, *args: Value, **kwargs: Value) -> Value:
     return PartialValue(functools.partial, function, list(args), kwargs)
 
 
-def construct(
-    frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An instance of a class."""
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__bases__ == (tuple,):
-        made = frame.trace.function(cls.__new__, frame.trace.constants.source(cls.__new__, cls.__name__))  # type: ignore[arg-type]
+        new: Any = cls.__new__
+        made = frame.trace.function(new, frame.trace.constants.source(new, cls.__name__))
         slots = bind_arguments(made, [frame.trace.known(cls), *args], kwargs)
-        return TupleValue([slots[name] for name in cls._fields], cls)  # type: ignore[attr-defined]
-    if issubclass(cls, BaseException) and not kwargs and not isinstance(cls.__init__, types.FunctionType):
+        return TupleValue([slots[name] for name in cls._fields], cls)
+    own_init = isinstance(cls.__init__, types.FunctionType)  # type: ignore[misc]
+    if issubclass(cls, BaseException) and not kwargs and not own_init:
         value = ObjectValue(cls)
         value.arguments = args
         return value
-    if not plain(cls) or cls.__new__ is not object.__new__ or type(cls).__call__ is not type.__call__:
+    if not plain(cls) or type(cls).__call__ is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls)
     value.born = frame.trace.clock
@@ -552,9 +551,9 @@ def iterator(frame: Frame, value: Value) -> IteratorValue:
     items = frame.trace.tensors.unpacked(value)
     if items is not None:
         return ItemIterator(items)
-    if isinstance(value, Known) and isinstance(value.value, type):
-        if issubclass(value.value, enum.Enum):
-            return ItemIterator([frame.trace.known(member) for member in value.value])
+    if isinstance(value, Known) and isinstance(value.value, enum.EnumMeta):
+        members: list[Any] = list(value.value)
+        return ItemIterator([frame.trace.known(member) for member in members])
     method = special(frame, value, "__iter__")
     if method is not None:
         made = look(frame.call(method, [value]))
@@ -654,7 +653,7 @@ def _(frame: Frame, function: Value, part: Value) -> Value:
 
 @handles(reversed)
 def _(frame: Frame, items: Value) -> Value:
-    if isinstance(items, SequenceValue | DictValue) or isinstance(items, Constant):
+    if isinstance(items, SequenceValue | DictValue | Constant):
         return ItemIterator(list(reversed(items_of(frame, items))))
     method = special(frame, items, "__reversed__")
     if method is None:
@@ -673,9 +672,10 @@ def _itertools(function: Callable[..., Any]) -> Callable[..., Value]:
         named = {k: constant(v) if is_constant(v) else v for k, v in kwargs.items()}
         if function is itertools.zip_longest:
             named["fillvalue"] = kwargs.get("fillvalue", NONE)
-        found = []
-        for item in itertools.islice(function(*given, **named), 100_001):
-            found.append(TupleValue(item) if isinstance(item, tuple) else item)
+        found = [
+            TupleValue(item) if isinstance(item, tuple) else item
+            for item in itertools.islice(function(*given, **named), 100_001)
+        ]
         if len(found) > 100_000:
             raise Unsupported("more than 100000 items")
         return ItemIterator(found)
@@ -709,23 +709,33 @@ SHORTCUTS: dict[Any, Callable[..., Value | None]] = {
 }  # fmt: skip
 
 
-for _text, _method in ((str, "__str__"), (repr, "__repr__")):
-
-    def _shown(frame: Frame, value: Value = Constant(""), *more: Value, name: str = _method) -> Value | None:  # noqa: B008
+def _shown(name: str) -> Callable[..., Value | None]:
+    def handler(frame: Frame, value: Value | None = None, *more: Value) -> Value | None:
         for candidate in dict.fromkeys((name, "__repr__")):
-            method = special(frame, value, candidate)
-            if method is not None:
+            method = None if value is None else special(frame, value, candidate)
+            if method is not None and value is not None:
                 return look(frame.call(method, [value]))
         return None
 
-    HANDLERS[_text] = _shown
+    return handler
+
+
+HANDLERS[str], HANDLERS[repr] = _shown("__str__"), _shown("__repr__")
 
 
 def _unused(frame: Frame, *args: Value, **kwargs: Value) -> Value:
     raise Unsupported("input and output")
 
 
-for _effect in (print, input, open, builtins.exec, builtins.eval, builtins.id, globals, locals, vars):
+for _effect in (
+    print,
+    input,
+    open,
+    builtins.exec,
+    builtins.eval,
+    builtins.id,
+    globals,
+    locals,
+    vars,
+):
     HANDLERS[_effect] = _unused
-
-

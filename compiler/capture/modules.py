@@ -53,40 +53,39 @@ def attribute(tensors: Tensors, frame: Frame, owner: ModuleValue, name: str) -> 
     if name in owner.attributes:
         return look(owner.attributes[name])
     instance, trace = owner.obj.__dict__, tensors.trace
-    if owner.cls.__getattribute__ is not object.__getattribute__:
+    cls: Any = owner.cls
+    if cls.__getattribute__ is not object.__getattribute__:
         raise Unsupported(f"{owner.cls.__name__}.__getattribute__")
-    on_class = any(name in base.__dict__ for base in owner.cls.__mro__)
-    if name not in instance and not on_class:
+    if name not in instance and not on_class(owner.cls, name):
         assert owner.source is not None
         for table in _TABLES:
             held = instance[table]
             if name in held:
-                where = trace.constants.source(instance, owner.source.text)
-                trace.pin(held, Source(f"{where.expression}[{table!r}]", f"{owner.source.text}.{table}",
-                                       True, where, f"{{}}[{table!r}]"))  # fmt: skip
-                inner = trace.constants.source(held, owner.source.text)
-                step = Source(f"{inner.expression}[{name!r}]", f"{owner.source.text}.{name}", True,
-                              inner, f"{{}}[{name!r}]")  # fmt: skip
+                trace.pin(held, trace.held(instance, table, owner.source.text))
+                step = trace.held(held, name, owner.source.text)
                 owner.attributes[name] = value = trace.wrap(held[name], step)
                 return value
         if lookup(owner.cls, "__getattr__") is not nn.Module.__getattr__:
             raise Unsupported(f"{owner.cls.__name__}.__getattr__")
-        tables = [instance[table] for table in _TABLES]
-        for held in tables:
-            trace.guards.add(f"{name!r} not in {{}}", trace.constants.source(held, owner.source.text))
-        trace.guards.add(
-            f"{name!r} not in {{}}", trace.constants.source(instance, owner.source.text)
-        )
+        for held in (*(instance[table] for table in _TABLES), instance):
+            trace.guards.absent(trace.constants.source(held, owner.source.text), name)
         return None
     return object_attribute(frame, owner, name)
 
 
+def on_class(cls: type, name: str) -> bool:
+    return any(name in base.__dict__ for base in cls.__mro__)
+
+
 def set_attribute(tensors: Tensors, owner: ModuleValue, name: str, value: Value) -> bool:
     value = look(value)
-    if owner.cls.__setattr__ is not nn.Module.__setattr__:
+    cls: Any = owner.cls
+    if cls.__setattr__ is not nn.Module.__setattr__:
         return False
     instance = owner.obj.__dict__
-    if isinstance(value, ModuleValue) or isinstance(value.cls, type) and issubclass(value.cls, nn.Parameter):
+    if isinstance(value, ModuleValue) or (
+        isinstance(value.cls, type) and issubclass(value.cls, nn.Parameter)
+    ):
         raise Unsupported("setting a parameter or a submodule")
     if any(name in base.__dict__ for base in owner.cls.__mro__):
         return False
@@ -133,7 +132,7 @@ def forward_of(obj: Any) -> tuple[nn.Module, types.FunctionType] | None:
     """A module and the function that its call comes down to."""
     if not isinstance(obj, nn.Module) or isinstance(obj, torch.jit.ScriptModule):
         return None
-    forward = obj.forward
+    forward: Any = obj.forward
     function = getattr(forward, "__func__", None)
     if not isinstance(function, types.FunctionType) or forward.__self__ is not obj:
         return None

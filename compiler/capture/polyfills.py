@@ -87,7 +87,7 @@ def alike(a: Any, b: Any) -> bool:
 def sequences_equal(a: Any, b: Any) -> bool:
     if len(a) != len(b):
         return False
-    for x, y in zip(a, b):  # noqa: B905
+    for x, y in zip(a, b):  # noqa: B905, SIM110
         if not alike(x, y):
             return False
     return True
@@ -96,7 +96,7 @@ def sequences_equal(a: Any, b: Any) -> bool:
 def dicts_equal(a: Any, b: Any) -> bool:
     if len(a) != len(b):
         return False
-    for name in a:
+    for name in a:  # noqa: SIM110
         if name not in b or not alike(a[name], b[name]):
             return False
     return True

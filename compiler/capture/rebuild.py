@@ -158,7 +158,7 @@ def make_function(
 ) -> types.FunctionType:  # fmt: skip
     """What MAKE_FUNCTION does."""
     made = types.FunctionType(code, scope, code.co_name, defaults or None, cells)
-    made.__kwdefaults__ = kwdefaults or None  # type: ignore[assignment]
+    made.__kwdefaults__ = kwdefaults or None
     made.__qualname__ = name
     return made
 

@@ -98,7 +98,10 @@ def resume_code(code: CodeType, place: Place) -> tuple[CodeType, int]:
 def function(code: CodeType, place: Place, scope: dict[str, Any], values: Sequence[Any]) -> Any:
     """Call a resume function in Python: ``values`` are those of ``place.parameters``."""
     count = len(place.cells)
-    cells, rest = tuple(values[:count]), dict(zip(place.parameters[count:], values[count:], strict=True))
+    cells, rest = (
+        tuple(values[:count]),
+        dict(zip(place.parameters[count:], values[count:], strict=True)),
+    )
     made = types.FunctionType(code, scope, code.co_name, None, cells)
     return made(*[rest.get(name) for name in code.co_varnames])
 

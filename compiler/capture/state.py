@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import LocalSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -30,12 +31,18 @@ if TYPE_CHECKING:
 __all__ = [
     "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
     "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
-    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state", "modes",
-    "no_modes", "overridable", "restore", "set_grad", "tracing",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state",
+    "hide", "modes", "no_modes", "overridable", "restore", "set_grad", "tracing",
 ]  # fmt: skip
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode
 set_grad = torch._C._set_grad_enabled
+
+
+def hide(*functions: Any) -> None:
+    """Let TorchDynamo not look into these, where ``torch.compile`` is around them."""
+    for function in functions:
+        skip_code(function.__code__)
 
 
 @contextmanager

@@ -43,8 +43,8 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 FACTORIES = frozenset(
     getattr(torch, name) for name in (
         "arange empty eye full linspace logspace ones rand randint randn randperm scalar_tensor "
-        "tensor tril_indices triu_indices zeros rand_like randn_like randint_like empty_like full_like "
-        "ones_like zeros_like normal"
+        "tensor tril_indices triu_indices zeros rand_like randn_like randint_like empty_like "
+        "full_like ones_like zeros_like normal"
     ).split()
 )  # fmt: skip
 _LEFT_TO_PYTHON = frozenset(  # they need data, change autograd's own records, or leave torch
@@ -120,7 +120,9 @@ class Tensors(Extension):
             return Constant(obj, source)
         if type(obj) is torch.Size:
             return self.trace._sequence(obj, self.trace.typed(obj, source))
-        if isinstance(obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.finfo | torch.iinfo):
+        if isinstance(
+            obj, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.finfo | torch.iinfo
+        ):
             return Known(obj, self.trace.pin(obj, source))
         if isinstance(obj, torch.library.CustomOpDef):
             return Known(obj._opoverload, self.trace.pin(obj, source))
@@ -167,7 +169,7 @@ class Tensors(Extension):
             items = []
             for k, item in enumerate(found):
                 part = None
-                if isinstance(item, torch.Tensor | tuple | list) or isinstance(item, SYMBOLIC):
+                if isinstance(item, (torch.Tensor, tuple, list, *SYMBOLIC)):
                     assert node is not None
                     part = self.graph.call(operator.getitem, (node, k), {})
                 items.append(self.result(part, item))
@@ -286,20 +288,14 @@ class Tensors(Extension):
             isinstance(a, SequenceValue) for a in args
         ):
             raise Unsupported("an operator between a tensor and a sequence")
-        if obj in (operator.eq, operator.ne) and not all(
-            isinstance(a, TensorValue | NumberValue) or (isinstance(a, Constant) and isinstance(a.value, int | float | complex))
-            for a in args
-        ):  # fmt: skip
+        if obj in (operator.eq, operator.ne) and not all(map(_numeric, args)):
             raise Unsupported("comparing a tensor with something else")
         return self.operation(obj, args, {})
 
     def _on_numbers(
         self, frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value | None:
-        plain = all(
-            isinstance(a, NumberValue) or (isinstance(a, Constant) and isinstance(a.value, int | float))
-            for a in args
-        )  # fmt: skip
+        plain = all(map(_numeric, args))
         if obj in _ON_NUMBERS and plain:
             return self.operation(obj, args, {})
         if obj is int and args[0].cls is int:
@@ -312,7 +308,16 @@ class Tensors(Extension):
             raise Unsupported("a size as a key")
         if obj in (bool, operator.not_, operator.truth, getattr):
             return None
-        if obj in vars(math).values() or obj in (str, repr, round, divmod, hash, format, pow, complex):
+        if obj in vars(math).values() or obj in (
+            str,
+            repr,
+            round,
+            divmod,
+            hash,
+            format,
+            pow,
+            complex,
+        ):
             fixed = [self.specialised(a) for a in args]
             return frame.call(Known(obj), fixed, kwargs)
         return None
@@ -338,7 +343,7 @@ class Tensors(Extension):
     def _size(self, owner: TensorValue, dim: int) -> Value:
         if not -owner.fake.dim() <= dim < owner.fake.dim():
             raise Unsupported("a size of a dimension that is not there")
-        size = owner.fake.shape[dim]
+        size: Any = owner.fake.shape[dim]
         if isinstance(size, int):
             return Constant(size)
         node = self.graph.symbol_node(size)
@@ -353,9 +358,9 @@ class Tensors(Extension):
             return frame.call(Known(getattr), [self.specialised(owner), Constant(name)])
         if isinstance(owner, modules.ModuleValue):
             return modules.attribute(self, frame, owner, name)
-        if isinstance(owner, TupleValue) and name in getattr(owner.cls, "__match_args__", ()):
-            if owner.cls.__module__ == "torch.return_types":
-                return look(owner.items[owner.cls.__match_args__.index(name)])  # type: ignore[attr-defined]
+        if isinstance(owner, TupleValue) and owner.cls.__module__ == "torch.return_types":
+            names: tuple[str, ...] = owner.cls.__match_args__  # type: ignore[attr-defined]
+            return look(owner.items[names.index(name)]) if name in names else None
         if isinstance(owner, TupleValue) and owner.cls is torch.Size and name == "numel":
             return MethodValue(owner, self.trace.known(math.prod), "numel")
         if isinstance(owner, Known) and isinstance(owner.value, torch.finfo | torch.iinfo):
@@ -398,7 +403,7 @@ class Tensors(Extension):
         if value.fake.dim() == 0:
             raise Unsupported("iterating over a tensor without dimensions")
         int(value.fake.shape[0])  # the number of rows is guarded
-        return self.operation(None, [value], {}, method="unbind").items  # type: ignore[attr-defined, no-any-return]
+        return self.operation(None, [value], {}, method="unbind").items
 
     def specialised(self, value: Value) -> Value:
         value = look(value)
@@ -480,6 +485,13 @@ class Tensors(Extension):
         return self.graph.compile(backend, self.outputs)
 
 
+def _numeric(value: Value) -> bool:
+    """A tensor or number, known or not."""
+    if isinstance(value, Constant):
+        return isinstance(value.value, int | float | complex)
+    return isinstance(value, TensorValue | NumberValue)
+
+
 def _fake(value: Any) -> Any:
     return value.fake if isinstance(value, TensorValue) else value.number
 
@@ -500,7 +512,7 @@ def _any_number(values: list[Value]) -> bool:
 def _symbolic(found: Any) -> bool:
     if isinstance(found, tuple | list):
         return any(map(_symbolic, found))
-    return isinstance(found, torch.Tensor) or isinstance(found, SYMBOLIC)
+    return isinstance(found, (torch.Tensor, *SYMBOLIC))
 
 
 def _changes(name: str, kwargs: dict[str, Value]) -> bool:
@@ -522,5 +534,3 @@ def _of_torch(obj: Any) -> bool:
     return isinstance(obj, types.BuiltinFunctionType) and module.startswith(
         ("torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft")
     )
-
-

@@ -89,6 +89,12 @@ class Trace:
         else:
             self.guards.add("{} is {}", source, first)
 
+    def held(self, table: dict[str, Any], name: str, text: str = "") -> Source:
+        """The source of what a known dictionary has under a name."""
+        return self.constants.source(table, text).then(
+            f"{{}}[{name!r}]", f"{text}.{name}" if text else name
+        )
+
     def pin(self, obj: Any, source: Source) -> Source:
         """Guard that the source leads to this very object; the source of what is known now."""
         if source.expression != self.constants.name(obj):
@@ -268,15 +274,13 @@ class Trace:
                     continue
                 a, b = changed.source, other.source
                 if a is not None and b is not None and not (a.known and b.known):
-                    self.guards.late.append(
-                        ("{} is not {}", (a, b), f"{a.text} is not {b.text}")
-                    )
+                    self.guards.late.append(("{} is not {}", (a, b), f"{a.text} is not {b.text}"))
 
 
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 
-def plain(cls: type) -> bool:
+def plain(cls: Any) -> bool:
     """Whether instances keep what they have in ``__dict__`` or slots, and look it up as usual."""
     return (
         cls.__getattribute__ is object.__getattribute__

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.capture import resume
 from compiler.capture.frames import Declined, Entry, Outermost, capture_entry, finish
+from compiler.capture.guards import same
 from compiler.capture.resume import Place
 from compiler.capture.sources import Source
 from compiler.capture.trace import Trace
@@ -58,9 +59,10 @@ class Unit:
             f"            return run({given})\n"
             f"    return miss(({given}{',' * bool(given)}))\n"
         )
-        scope: dict[str, Any] = {"cases": self.cases, "miss": self.miss}
+        scope: dict[str, Any] = {"cases": self.cases, "miss": self.session.disabled(self.miss)}
         exec(compile(code, f"<dispatch of {self.name}>", "exec"), scope)
-        return scope["step"]  # type: ignore[no-any-return]
+        self.session.hide(scope["step"], finish)
+        return scope["step"]
 
     # ---- what kinds of units differ in
 
@@ -131,6 +133,7 @@ class Unit:
                 raise
             logger.debug("%s runs in Python", self.name, exc_info=True)
             return None
+        self.session.hide(entry.guard, entry.run, same)
         self.entries.append(entry)
         self.cases.append((entry.guard, entry.run))
         return entry
@@ -147,7 +150,7 @@ class Unit:
 
 
 class Root(Unit):
-    """A function as the user calls it, with its own signature; or the ``forward`` of a ``module``."""
+    """A function with its own signature, as the user calls it, or a module's ``forward``."""
 
     def __init__(
         self, session: Session, function: types.FunctionType,
@@ -183,20 +186,19 @@ class Root(Unit):
         exec(compile(text, f"<call of {self.name}>", "exec"), scope)
         call: Any = scope["call"]
         functools.update_wrapper(call, self.function)
-        call.__code__ = call.__code__.replace(
-            co_name=code.co_name, co_qualname=code.co_qualname
-        )
+        call.__code__ = call.__code__.replace(co_name=code.co_name, co_qualname=code.co_qualname)
         call.__defaults__ = self.function.__defaults__
         call.__kwdefaults__ = self.function.__kwdefaults__
-        return call  # type: ignore[no-any-return]
+        self.session.hide(call)
+        call._torchdynamo_disable = True  # torch.compile around it shall call it as it is
+        call._torchdynamo_disable_msg = "captured by compiler.capture"
+        return call
 
     def code(self) -> types.CodeType:
         return self.function.__code__
 
     def frame(self, trace: Trace, values: Sequence[Any]) -> Outermost:
-        function = look(
-            trace.wrap(self.function, trace.constants.source(self.function, self.name))
-        )
+        function = look(trace.wrap(self.function, trace.constants.source(self.function, self.name)))
         assert isinstance(function, FunctionValue)
         if self.module is not None:
             trace.tensors.called(self.module)
@@ -226,7 +228,7 @@ class Rest(Unit):
         self.whole, self.place, self.scope = whole, place, scope
         self._code, self.shift = resume.resume_code(code, place)
         line = next(
-            (l for a, b, l in code.co_lines() if a <= place.offset < b and l), code.co_firstlineno
+            (n for a, b, n in code.co_lines() if a <= place.offset < b and n), code.co_firstlineno
         )
         super().__init__(whole.session, f"{whole.name} from line {line}", place.parameters)
 

@@ -171,9 +171,9 @@ def key(value: Value) -> Any:
     if type(value).__hash__ is object.__hash__ and not isinstance(
         value, ListValue | DictValue | SetValue | SliceValue
     ):
-        if isinstance(value, ObjectValue) and (
-            value.cls.__hash__ is not object.__hash__ or value.cls.__eq__ is not object.__eq__
-        ):
+        cls: Any = value.cls
+        own = cls.__hash__ is not object.__hash__ or cls.__eq__ is not object.__eq__
+        if isinstance(value, ObjectValue) and own:
             raise Unsupported(f"a {value.cls.__name__} as a key")
         if isinstance(value, ByIdentity | ObjectValue | FunctionValue):
             return Key(value)
@@ -289,7 +289,7 @@ class MethodValue(Value):
 class NamedMethod(Value):
     """A built-in method of a value, such as ``append`` of a list."""
 
-    cls = type([].append)
+    cls: type = type([].append)
 
     def __init__(self, receiver: Value, name: str) -> None:
         self.receiver, self.name = receiver, name

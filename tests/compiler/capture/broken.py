@@ -168,7 +168,7 @@ def closure_between(n):
     tell(count)
     add(10)
     count += 1
-    tell(add)  if False else tell(add(1))
+    tell(add) if False else tell(add(1))
     return count, add(5)
 
 

@@ -34,7 +34,7 @@ def clone(value: Any) -> Any:
     memo: dict[int, Any] = {}
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-            memo[id(leaf)] = (leaf.detach().clone().requires_grad_() * 1.0)
+            memo[id(leaf)] = leaf.detach().clone().requires_grad_() * 1.0
     return copy.deepcopy(value, memo)
 
 
@@ -60,7 +60,9 @@ def alike(got: Any, want: Any, where: str = "result") -> None:
     elif hasattr(want, "__dict__") and not isinstance(want, type) and not callable(want):
         alike(vars(got), vars(want), where)
     else:
-        assert got == want or got is want or (got != got and want != want), f"{where}: {got!r} is not {want!r}"
+        assert got == want or got is want or (got != got and want != want), (
+            f"{where}: {got!r} is not {want!r}"
+        )
 
 
 def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

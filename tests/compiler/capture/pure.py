@@ -211,8 +211,11 @@ def comprehensions(items, text):
 
 @case([1, 2, 3])
 def generator_expressions(items):
-    return sum(i * 2 for i in items), any(i > 2 for i in items), all(i for i in items), tuple(
-        i for i in items if i != 2
+    return (
+        sum(i * 2 for i in items),
+        any(i > 2 for i in items),
+        all(i for i in items),
+        tuple(i for i in items if i != 2),
     )
 
 
@@ -285,10 +288,15 @@ def recursion(n):
 
 @case("abc", 3, 2.5)
 def formatting(text, n, x):
-    return f"{text!r:>6}|{n:03d}|{x:.2f}|{n + 1}{'' if n else 'no'}|{text!s}|{text!a}", "%s-%d" % (
-        text,
-        n,
-    ), "{} {a}".format(n, a=text)
+    return (
+        f"{text!r:>6}|{n:03d}|{x:.2f}|{n + 1}{'' if n else 'no'}|{text!s}|{text!a}",
+        "%s-%d"
+        % (
+            text,
+            n,
+        ),
+        "{} {a}".format(n, a=text),
+    )
 
 
 @case("Hello World")
@@ -324,7 +332,17 @@ def dicts(d):
     e |= {"y": 2}
     gone = e.pop("b"), e.pop("none", 0), e.setdefault("z", []), e.get("q"), e.get("a", 1)
     del e["c"]
-    return e, gone, list(e), list(e.items()), sorted(e.keys()), "a" in e, len(e), e == d, {**d, "n": 0}
+    return (
+        e,
+        gone,
+        list(e),
+        list(e.items()),
+        sorted(e.keys()),
+        "a" in e,
+        len(e),
+        e == d,
+        {**d, "n": 0},
+    )
 
 
 @case(4)
@@ -424,7 +442,13 @@ def object_argument(obj):
 
 @case(Color.RED)
 def enums(color):
-    return color is Color.RED, color == Color.GREEN, color.name, color.value, [c.name for c in Color]
+    return (
+        color is Color.RED,
+        color == Color.GREEN,
+        color.name,
+        color.value,
+        [c.name for c in Color],
+    )
 
 
 @case(Point(1, 2), Pair(3, 4))
@@ -657,7 +681,9 @@ def check(function: Any, args: tuple[Any, ...]) -> None:
         given = copy.deepcopy(args)
         got = captured(*given)
         assert shown(got) == shown(want), f"{function.__name__}: {shown(got)} is not {shown(want)}"
-        assert shown(given) == shown(want_given), f"{function.__name__}: {given} is not {want_given}"
+        assert shown(given) == shown(want_given), (
+            f"{function.__name__}: {given} is not {want_given}"
+        )
         assert COUNTER == want_counter
     found = explain(captured)
     assert found.whole, f"{function.__name__}: {found.breaks} {found.fallbacks}"

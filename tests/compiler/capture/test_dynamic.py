@@ -59,7 +59,18 @@ def test_arithmetic_on_sizes() -> None:
         flat = x.reshape(n * m)
         padded = F.pad(y, (0, 0, 0, n % 2))
         mean = x.sum() / n
-        return flat[:half], padded, mean, torch.zeros(n, 2), half, n * m, -n, n / 2, x[: n // 2], x.view(-1)
+        return (
+            flat[:half],
+            padded,
+            mean,
+            torch.zeros(n, 2),
+            half,
+            n * m,
+            -n,
+            n / 2,
+            x[: n // 2],
+            x.view(-1),
+        )
 
     run(sized, [batch(n) for n in (4, 6, 7, 8, 13)], 2)
 
@@ -162,7 +173,8 @@ def test_embedding_bag() -> None:
         return bag(ids, offsets)
 
     inputs = [
-        (torch.randint(0, 10, (m * n,)), torch.arange(0, m * n + 1, m)) for m, n in ((2, 3), (3, 4), (1, 6), (5, 2))
+        (torch.randint(0, 10, (m * n,)), torch.arange(0, m * n + 1, m))
+        for m, n in ((2, 3), (3, 4), (1, 6), (5, 2))
     ]
     run(pooled, inputs, 2)
 

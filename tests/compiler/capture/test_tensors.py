@@ -79,7 +79,15 @@ def attributes(x: Any) -> Any:
 @case(X)
 def sizes(x: Any) -> Any:
     rows, columns = x.size()
-    return x.size(0), x.numel(), len(x), x.dim(), x.new_zeros(rows, columns), x.shape[:-1], x.stride()
+    return (
+        x.size(0),
+        x.numel(),
+        len(x),
+        x.dim(),
+        x.new_zeros(rows, columns),
+        x.shape[:-1],
+        x.stride(),
+    )
 
 
 @case(X, torch.tensor([2, 0]))
@@ -185,7 +193,12 @@ def torch_functions(x: Any, y: Any) -> Any:
 
 @case(X)
 def operators_as_functions(x: Any) -> Any:
-    return sum([x, x, x]), functools.reduce(torch.add, [x, x]), list(map(torch.relu, [x, -x])), max(2, 3) * x
+    return (
+        sum([x, x, x]),
+        functools.reduce(torch.add, [x, x]),
+        list(map(torch.relu, [x, -x])),
+        max(2, 3) * x,
+    )
 
 
 @case([X, Y], {"k": X})
@@ -275,7 +288,15 @@ def autocast(x: Any) -> Any:
 
 @case(X)
 def types(x: Any) -> Any:
-    return x.to(torch.float64), x.double(), x.half().dtype, x.to("cpu"), x.long(), x.type_as(x.int()), x.bool().any()
+    return (
+        x.to(torch.float64),
+        x.double(),
+        x.half().dtype,
+        x.to("cpu"),
+        x.long(),
+        x.type_as(x.int()),
+        x.bool().any(),
+    )
 
 
 @case(X)
