@@ -55,9 +55,10 @@ class Graph:
         def before(block: Block, after: set[str] | None) -> set[str]:
             return block.reads | ((after or set()) - block.binds)
 
-        return self._solve(
+        found = self._solve(
             lambda k: self.blocks[k].following, self.preceding, before, set.union, None
         )
+        return [live or set() for live in found]
 
     def bound(self, given: Iterable[str] = ()) -> list[set[str] | None]:
         """For each node, the names that surely have a value once it was run; None: never run."""
@@ -189,7 +190,9 @@ class Graph:
         for case in reversed(s.cases):
             body = self._suite(case.body, follow)
             guard = self._block(case.guard, body, following)
-            bound = {n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchAs | ast.MatchStar)}
+            bound = {
+                n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchAs | ast.MatchStar)
+            }
             self.blocks[guard].binds |= {name for name in bound if name}
             following = self._block(case.pattern, guard, following)
             self.blocks[following].binds.clear()
@@ -203,7 +206,9 @@ def parameters(function: Arguments) -> set[str]:
     """The names of a function's parameters."""
     a = function.args
     every = [*a.posonlyargs, *a.args, *a.kwonlyargs]
-    return {p.arg for p in (*every, *([a.vararg] if a.vararg else []), *([a.kwarg] if a.kwarg else []))}
+    return {
+        p.arg for p in (*every, *([a.vararg] if a.vararg else []), *([a.kwarg] if a.kwarg else []))
+    }
 
 
 def names(tree: ast.AST) -> tuple[set[str], set[str]]:
@@ -238,7 +243,10 @@ def names(tree: ast.AST) -> tuple[set[str], set[str]]:
                 reads.update({n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - local)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 inner = local | {
-                    n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
+                    n.id
+                    for g in node.generators
+                    for n in ast.walk(g.target)
+                    if isinstance(n, ast.Name)
                 }
                 for child in ast.iter_child_nodes(node):
                     visit(child, inner)

@@ -210,6 +210,7 @@ def early_return_inside(x: Tensor) -> Tensor:
 def return_after_python_branch(x: Tensor, flag: bool = True) -> Tensor:
     y = x * 2
     if flag:
+        y = y + 1
         if x.sum() > 0:
             return y
     y = y + 1
