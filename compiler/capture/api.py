@@ -11,6 +11,7 @@ from compiler.capture.calls import skipped
 from compiler.capture.extension import Extension
 from compiler.capture.units import Root, Unit
 
+_MOST_OF_ONE = 16  # functions of the same code
 _MOST_UNITS = 256  # functions behind breaks that are captured on their own
 
 
@@ -22,6 +23,7 @@ class Session:
     ) -> None:
         self.backend, self.dynamic, self.limit = backend, dynamic, limit
         self.units: list[Unit] = []
+        self._made: dict[types.CodeType, int] = {}
         self._roots: dict[tuple[int, int], tuple[Root, Any]] = {}
 
     def extension(self, trace: Any, unit: Unit) -> Extension:
@@ -73,10 +75,15 @@ class Session:
             if module is None:
                 return function
             receiver, plain = module
-        if not isinstance(plain, types.FunctionType) or plain.__closure__ is not None:
+        if not isinstance(plain, types.FunctionType):
             return function
         code = plain.__code__
-        if skipped(code, plain.__globals__.get("__name__")) or code.co_flags & 0x2A0:
+        name = str(plain.__globals__.get("__name__"))
+        if name.startswith("compiler.capture.") or skipped(code, name) or code.co_flags & 0x2A0:
+            return function
+        if (id(plain), id(receiver)) not in self._roots:
+            self._made[code] = self._made.get(code, 0) + 1
+        if self._made[code] > _MOST_OF_ONE:  # functions that are made anew at each call
             return function
         if receiver is None:
             return self.root(plain).call

@@ -13,6 +13,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MethodValue,
+    Missing,
     NamedMethod,
     NotConstant,
     ObjectValue,
@@ -110,11 +111,32 @@ def special(frame: Frame, value: Value, name: str) -> Value | None:
 
 
 def object_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    """By the class's own ``__getattribute__``, if it has one in Python."""
+    own: Any = owner.cls.__getattribute__
+    if isinstance(own, types.FunctionType):
+        return _or_missing(frame, own, owner, name)
+    return usual_attribute(frame, owner, name)
+
+
+def _or_missing(frame: Frame, function: Any, owner: Value, name: str) -> Value | None:
+    """What ``__getattribute__`` or ``__getattr__`` gives, None if it raises AttributeError."""
+    try:
+        return look(frame.call(frame.trace.known(function), [owner, Constant(name)]))
+    except Missing:
+        return None
+
+
+def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
+    """By ``object.__getattribute__``."""
     trace = frame.trace
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        raise Unsupported("__dict__")
+        if owner.obj is None or owner.changed or not (owner.source and owner.source.known):
+            raise Unsupported("the __dict__ of an object that is new or changed")
+        table = trace.known(owner.obj.__dict__, owner.source.text)
+        table.frozen = owner.frozen = True  # two names of the same: neither may change
+        return table
     found = class_attribute(frame, owner.cls, name)
     if isinstance(found, property):
         if found.fget is None:
@@ -133,9 +155,9 @@ def object_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | Non
         return value
     if found is not _ABSENT:
         return bind(frame, found, owner, owner.cls, name)
-    fallback = special(frame, owner, "__getattr__")
-    if fallback is not None:
-        return look(frame.call(fallback, [owner, Constant(name)]))
+    fallback = class_attribute(frame, owner.cls, "__getattr__")
+    if isinstance(fallback, types.FunctionType):
+        return _or_missing(frame, fallback, owner, name)
     return None
 
 
@@ -213,9 +235,9 @@ def set_own(frame: Frame, owner: ObjectValue, name: str, value: Value) -> None:
         raise Unsupported(f"setting {name}, which is no slot")
     if owner.cls.__mro__[-2].__module__ == "builtins":
         raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
+    frame.trace.mutate(owner)
     owner.attributes[name] = value
     owner.changed[name] = None
-    frame.trace.mutate(owner)
 
 
 def _super_attribute(frame: Frame, owner: SuperValue, name: str) -> Value | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from compiler.capture.bytecode import NULL_LAST, Instruction
 from compiler.capture.extension import GraphCall
 from compiler.capture.interpreter import Frame
 from compiler.capture.machine import GraphBreak
@@ -29,6 +30,7 @@ from compiler.capture.values import (
     IteratorValue,
     MethodValue,
     ObjectValue,
+    Recaptured,
     TupleValue,
     Unsupported,
     Value,
@@ -116,7 +118,7 @@ class Attempt:
         self.trace = Trace(lambda trace: unit.session.extension(trace, unit))
         self.frame = unit.frame(self.trace, values)
         self.frame.break_at = break_at
-        self.rebuild = Rebuild(self.trace)
+        self.rebuild = Rebuild(self.trace, unit.session.recapture)
         self.rest: list[Unit] = []
 
     def run(self) -> Entry:
@@ -170,16 +172,19 @@ class Attempt:
         previous = frame.decoded.instructions[frame.index - 1] if frame.index else None
         if previous is not None and previous.offset == one.offset:
             raise Declined(f"{self.reason}, in the middle of an instruction")
+        callee = _callee(frame.stack, one)
+        if callee is not None:
+            frame.stack[callee] = _recaptured(look(frame.stack[callee]))
+            if isinstance(frame.stack[callee], Recaptured):
+                return self._rest_in_python(one.offset)
+        if not self.trace.tensors.operations() and not self.trace.dirty:
+            raise Declined(f"{self.reason}; nothing before it to capture")
         return self._rest_in_python(one.offset)
 
     def _call_in_python(self, broken: GraphBreak, offset: int) -> list[str]:
         """Run the call, then the rest; all state is built before the call, as Python has it."""
         frame, rebuild = self.frame, self.rebuild
-        function = rebuild.expression(broken.function)
-        if isinstance(
-            look(broken.function), FunctionValue | MethodValue | ByIdentity | ObjectValue
-        ):
-            function = f"{rebuild.helper(self.unit.session.recapture)}({function})"
+        function = rebuild.expression(_recaptured(look(broken.function)))
         args = [rebuild.expression(a) for a in broken.operands]
         args += [f"{k}={rebuild.expression(v)}" for k, v in broken.kwargs.items()]
         call = f"{function}({', '.join(args)})"
@@ -208,8 +213,6 @@ class Attempt:
 
     def _rest_in_python(self, offset: int) -> list[str]:
         rebuild = self.rebuild
-        if not self.trace.tensors.operations() and not self.trace.dirty:
-            raise Declined(f"{self.reason}; nothing before it to capture")
         place, values = self._place(offset, False)
         rest = self.unit.rest(place, self.frame.scope)
         self.rest.append(rest)
@@ -273,6 +276,23 @@ class Attempt:
             guard, scope["run"], self.trace.guards.texts, guard_code, code, graph,
             self.trace.guards.describers(parameters), self.reason, self.rest,
         )  # fmt: skip
+
+
+def _recaptured(function: Value) -> Value:
+    """A Python function or module that is left to Python, to be captured on its own."""
+    python = FunctionValue | MethodValue | ByIdentity | ObjectValue
+    return Recaptured(function) if isinstance(function, python) else function
+
+
+def _callee(stack: list[Value], one: Instruction) -> int | None:
+    """Where on the stack lies what a call instruction calls."""
+    if one.op == "CALL_FUNCTION_EX":
+        above = 2 + (one.arg & 1)
+    elif one.op in ("CALL", "CALL_KW"):
+        above = one.arg[0] + 1 if one.op == "CALL" else one.arg + 2
+    else:
+        return None
+    return len(stack) - above - NULL_LAST
 
 
 def _protected(frame: Frame) -> bool:

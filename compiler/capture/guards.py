@@ -2,7 +2,8 @@
 
 ``guard(x, y, ...)`` returns None if all holds, else the number of the first condition that fails;
 ``Guards.texts`` says what that condition was. Steps that several conditions share, such as
-``x.batch``, are fetched once.
+``x.batch``, are fetched once. Where CPython counts a dictionary's changes, what known dictionaries
+hold (the attributes of modules) is looked into only if the count is another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Guards:
         self._conditions: dict[tuple[str, tuple[Source, ...]], str] = {}
         self.late: list[tuple[str, tuple[Source, ...], str]] = []  # after all others
         self.texts: list[str] = []
+        self.dict_version: Callable[[Any], int] | None = None  # new after each change of a dict
         self.details: dict[str, tuple[tuple[Source, ...], Any]] = {}  # tensor checks, by text
 
     def add(self, condition: str, *sources: Source, text: str = "") -> None:
@@ -55,9 +57,46 @@ class Guards:
 
     def generate(self, parameters: Sequence[str]) -> tuple[Callable[..., int | None], str]:
         """The function and its source text."""
-        lines = [f"def guard({', '.join(parameters)}):", "    try:"]
-        fetched: dict[str, str] = {}
         everything = [(c, s, t) for (c, s), t in self._conditions.items()] + self.late
+        quick = [e for e in everything if self.dict_version and self._table(e[1]) is not None]
+        rest = [e for e in everything if e not in quick]
+        self.texts = [text for _, _, text in (*quick, *rest)]
+        lines = [f"def guard({', '.join(parameters)}):", "    try:"]
+        namespace = {**self.constants.namespace, "same": same}
+        if quick:
+            tables = {id(t): t for t in (self._table(sources) for _, sources, _ in quick)}
+            namespace |= {"tables": list(tables.values()), "dict_version": self.dict_version}
+            namespace["versions"] = [-1] * len(tables)
+            lines += [
+                "        now = list(map(dict_version, tables))", "        if now != versions:",
+                "            failed = look_into_tables()",
+                "            if failed is not None: return failed",
+                "            versions[:] = now",
+            ]  # fmt: skip
+        self._write(lines, rest, len(quick))
+        lines += ["        return None", "    except Exception:", "        return -1"]
+        if quick:
+            lines += ["def look_into_tables():", "    if True:"]
+            self._write(lines, quick, 0)
+        code = "\n".join(lines)
+        exec(compile(code, "<guards>", "exec"), namespace)
+        return namespace["guard"], code
+
+    def _table(self, sources: tuple[Source, ...]) -> Any:
+        """The known dictionary that a condition is about, if it is about nothing else.
+
+        Not a module's globals, which change all the time.
+        """
+        if not sources or len({*sources}) > 1 or not sources[0].known:
+            return None
+        at = sources[0] if sources[0].base is None else sources[0].base
+        obj = self.constants.namespace.get(at.expression) if at.base is None else None
+        return obj if type(obj) is dict and "__name__" not in obj else None
+
+    def _write(
+        self, lines: list[str], conditions: list[tuple[str, tuple[Source, ...], str]], first: int
+    ) -> None:
+        fetched: dict[str, str] = {}
 
         def fetch(source: Source) -> str:
             if source.base is None:
@@ -68,17 +107,9 @@ class Guards:
                 lines.append(f"        {fetched[source.expression]} = {value}")
             return fetched[source.expression]
 
-        self.texts = []
-        for condition, sources, text in everything:
+        for number, (condition, sources, _) in enumerate(conditions, first):
             whole = condition.format(*[fetch(source) for source in sources])
-            lines.append(f"        if not ({whole}): return {len(self.texts)}")
-            lines[-1] = _shorter(lines[-1])
-            self.texts.append(text)
-        lines += ["        return None", "    except Exception:", "        return -1"]
-        namespace = {**self.constants.namespace, "same": same}
-        code = "\n".join(lines)
-        exec(compile(code, "<guards>", "exec"), namespace)
-        return namespace["guard"], code
+            lines.append(_shorter(f"        if not ({whole}): return {number}"))
 
     def describers(self, parameters: Sequence[str]) -> dict[str, Callable[..., str]]:
         """For a check of many tensors: which of them it was, and how it differs."""

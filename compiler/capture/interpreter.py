@@ -28,6 +28,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MethodValue,
+    Missing,
     Scope,
     SequenceValue,
     SetValue,
@@ -108,6 +109,10 @@ class Frame(Machine):
         self.trace.depth += 1
         try:
             return frame.run()
+        except Missing as error:
+            if frame.decoded.handlers[frame.index - 1] >= 0:  # which a try block might catch
+                raise Unsupported(str(error)) from error
+            raise
         finally:
             self.trace.depth -= 1
 

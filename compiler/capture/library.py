@@ -22,6 +22,7 @@ from compiler.capture.attributes import (
     set_attribute,
     set_own,
     special,
+    usual_attribute,
 )
 from compiler.capture.calls import bind_arguments
 from compiler.capture.trace import IDENTITIES, LITERALS, plain
@@ -37,6 +38,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MapIterator,
+    Missing,
     ObjectValue,
     PartialValue,
     SequenceValue,
@@ -432,7 +434,7 @@ def _(frame: Frame, owner: Value, name: Value, default: Value | None = None) -> 
     text = known_name(name)
     found = get_attribute(frame, owner, text) or default
     if found is None:
-        raise Unsupported(f"AttributeError: {owner.cls.__name__} has no {text}")
+        raise Missing(f"AttributeError: {owner.cls.__name__} has no {text}")
     return found
 
 
@@ -453,6 +455,16 @@ def _(frame: Frame, owner: Value, name: Value, value: Value) -> Value:
         raise Unsupported("object.__setattr__")
     set_own(frame, owner, known_name(name), value)
     return NONE
+
+
+@handles(object.__getattribute__)
+def _(frame: Frame, owner: Value, name: Value) -> Value | None:
+    if not isinstance(owner, ObjectValue) or isinstance(owner, ByIdentity):
+        return None
+    found = usual_attribute(frame, owner, known_name(name))
+    if found is None:
+        raise Missing(f"AttributeError: {owner.cls.__name__} has no {known_name(name)}")
+    return found
 
 
 @handles(object.__init__)

@@ -29,6 +29,7 @@ from compiler.capture.values import (
     NamedMethod,
     ObjectValue,
     PartialValue,
+    Recaptured,
     Scope,
     SetValue,
     SliceValue,
@@ -49,8 +50,8 @@ class CannotRebuild(Exception):
 class Rebuild:
     """Lines of the generated function, by part."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, recapture: Callable[[Any], Any]) -> None:
+        self.trace, self.recapture = trace, recapture
         self.fetches: list[str] = []
         self.builds: list[str] = []
         self.effects: list[str] = []
@@ -246,6 +247,7 @@ _MAKERS: dict[type, Callable[..., str]] = {
     ),
     NamedMethod: lambda r, v: r.new(v, f"getattr({r.expression(v.receiver)}, {v.name!r})"),
     ObjectValue: _object,
+    Recaptured: lambda r, v: r.new(v, f"{r.helper(r.recapture)}({r.expression(v.function)})"),
     PartialValue: _partial,
     ItemIterator: _items,
     ZipIterator: lambda r, v: r.new(v, f"zip({r.many(v.parts)}, strict={v.strict})"),

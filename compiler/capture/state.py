@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import LocalSource
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DimDynamic", "FakeTensor", "FakeTensorMode", "LocalSource", "PythonPrinter", "ShapeEnv",
-    "StatefulSymbolicContext", "TensorGuards", "TracingContext", "enter_autocast",
-    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "faking", "guard_state",
-    "hide", "modes", "no_modes", "overridable", "restore", "set_grad", "tracing",
+    "StatefulSymbolicContext", "TensorGuards", "TracingContext", "count_changes", "enter_autocast",
+    "enter_inference_mode", "exit_autocast", "exit_inference_mode", "guard_state",
+    "hide", "modes", "no_modes", "on_fakes", "overridable", "restore", "set_grad", "tracing",
 ]  # fmt: skip
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 enter_inference_mode, exit_inference_mode = _enter_inference_mode, _exit_inference_mode
@@ -45,14 +45,23 @@ def hide(*functions: Any) -> None:
         skip_code(function.__code__)
 
 
-@contextmanager
-def faking(mode: FakeTensorMode) -> Iterator[None]:
-    """Compute shapes without data. What goes wrong is the user's, and Python will report it."""
+def on_fakes(mode: FakeTensorMode, run: Callable[[], Any]) -> Any:
+    """Compute shapes without data. What goes wrong is the user's, and Python will report it.
+
+    Some operations take symbolic sizes only where Python's decompositions come in; these in turn
+    make a new tensor at times where eager mode returns its operand, so they come second.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
-        with mode, enable_python_dispatcher():
-            yield
+        try:
+            with mode:
+                return run()
+        except RuntimeError as error:
+            if "SymInt" not in str(error):
+                raise
+            with mode, enable_python_dispatcher():
+                return run()
     finally:
         log.disabled = before
 
@@ -65,6 +74,11 @@ def no_modes() -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.jit.is_tracing()
     )
+
+
+def count_changes() -> Callable[[Any], int] | None:
+    """What counts a dictionary's changes; CPython stopped doing so with 3.12."""
+    return dict_version if sys.version_info < (3, 12) else None
 
 
 def modes() -> tuple[Any, ...]:

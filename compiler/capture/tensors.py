@@ -102,6 +102,7 @@ class Tensors(Extension):
     def __init__(self, trace: Trace, unit: Unit) -> None:
         super().__init__(trace)
         self.unit = unit
+        trace.guards.dict_version = state.count_changes()
         self.graph = CapturedGraph(trace, unit)
         self.values: dict[int, TensorValue] = {}  # by the fake tensor
         self.outputs: list[fx.Node] = []
@@ -194,8 +195,8 @@ class Tensors(Extension):
         node_kwargs = {k: self._convert(v, _node) for k, v in kwargs.items()}
         run: Callable[..., Any] = getattr(fakes[0], method) if method else target
         try:
-            with state.faking(self.graph.mode):
-                found = run(*fakes[1 if method else 0 :], **named)
+            rest = fakes[1 if method else 0 :]
+            found = state.on_fakes(self.graph.mode, lambda: run(*rest, **named))
         except Exception as error:  # of the user's making, or for want of data
             text = str(error).strip().split("\n")[0]
             name = method or getattr(target, "__name__", str(target))
@@ -403,7 +404,7 @@ class Tensors(Extension):
         if value.fake.dim() == 0:
             raise Unsupported("iterating over a tensor without dimensions")
         int(value.fake.shape[0])  # the number of rows is guarded
-        return self.operation(None, [value], {}, method="unbind").items
+        return self.operation(None, [value], {}, method="unbind").items  # type: ignore[attr-defined]
 
     def specialised(self, value: Value) -> Value:
         value = look(value)

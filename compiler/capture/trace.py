@@ -262,6 +262,8 @@ class Trace:
 
     def mutate(self, value: Value) -> None:
         """Note that a value changes; one from outside is written back at the end."""
+        if value.frozen:
+            raise Unsupported("a change of an object whose __dict__ was read")
         if value.source is not None:
             self.dirty.setdefault(id(value), value)
 
@@ -280,11 +282,17 @@ class Trace:
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 
+_PLAIN_CLASS: Any = type.__getattribute__
+
+
 def plain(cls: Any) -> bool:
     """Whether instances keep what they have in ``__dict__`` or slots, and look it up as usual."""
     return (
-        cls.__getattribute__ is object.__getattribute__
-        and type(cls).__getattribute__ is type.__getattribute__
+        (
+            cls.__getattribute__ is object.__getattribute__
+            or isinstance(cls.__getattribute__, types.FunctionType)
+        )
+        and type(cls).__getattribute__ is _PLAIN_CLASS
         and all(base is object or base.__flags__ & (1 << 9) for base in cls.__mro__)  # heap type
         and cls.__new__ is object.__new__
     )

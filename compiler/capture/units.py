@@ -166,7 +166,7 @@ class Root(Unit):
     def _make_call(self) -> Callable[..., Any]:
         """A function with the signature of the original, so that Python binds the arguments."""
         code = self.function.__code__
-        names = code.co_varnames
+        names = [name.replace(".", "_") for name in code.co_varnames]  # .0 of a comprehension
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         signature = list(names[:count])
         if code.co_posonlyargcount:
@@ -180,7 +180,7 @@ class Root(Unit):
         signature += names[count : count + keyword_only]
         if code.co_flags & 8:
             signature.append(f"**{names[place]}")
-        given = ", ".join(self.parameters)
+        given = ", ".join(names[: len(self.parameters)])
         text = f"def call({', '.join(signature)}): return _finish(_step({given}))"
         scope: dict[str, Any] = {"_finish": finish, "_step": self.step}
         exec(compile(text, f"<call of {self.name}>", "exec"), scope)

@@ -22,12 +22,17 @@ class Unsupported(Exception):
     """Not understood here, and left to Python: a graph break. The message says what it was."""
 
 
+class Missing(Unsupported):
+    """Python would raise AttributeError, which ``hasattr`` and ``getattr`` with a default catch."""
+
+
 class Value:
     """``born`` is the instruction of the outermost function that made it."""
 
     cls: type = object
     source: Source | None = None
     born: int = 0
+    frozen = False  # not to be changed here
 
     def children(self) -> Sequence[Value]:
         return ()
@@ -296,6 +301,16 @@ class NamedMethod(Value):
 
     def children(self) -> Sequence[Value]:
         return (self.receiver,)
+
+
+class Recaptured(Value):
+    """A function that Python is left to call, captured in turn."""
+
+    def __init__(self, function: Value) -> None:
+        self.function, self.cls = function, function.cls
+
+    def children(self) -> Sequence[Value]:
+        return (self.function,)
 
 
 class PartialValue(Value):
