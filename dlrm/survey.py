@@ -50,12 +50,12 @@ class Guarded(nn.Module):
         return logits
 
 
-def batch(size: int, pooling: int, scale: float = 1.0, weighted: bool = False) -> Batch:
-    """Random bags of 0 to ``pooling`` ids; dense features times ``scale``."""
+def batch(size: int, pooling: int, weighted: bool = False) -> Batch:
+    """Random bags of 0 to ``pooling`` ids."""
     lengths = torch.randint(pooling + 1, (len(ROWS), size))
     ids = [torch.randint(rows, (int(n.sum()),)) for rows, n in zip(ROWS, lengths, strict=True)]
     weights = torch.rand(int(lengths.sum())) if weighted else None
-    dense = scale * torch.randn(size, 3)
+    dense = torch.randn(size, 3)
     label = torch.zeros(size)
     return Batch.from_bags(dense, lengths.numpy(), torch.cat(ids), label, weights)
 
@@ -67,11 +67,14 @@ def _variant(weighted: bool = False, **changes: Any) -> tuple[Callable[..., Any]
 
 
 def _guarded() -> tuple[Callable[..., Any], list[Any]]:
+    """Batches of one shape: usual, with large dense features, spoilt, and usual again."""
     config = DLRMConfig(rows=ROWS, dim=8, dense_in=3, bottom=(16,), top=(16,), sparse=False)
-    spoilt = batch(6, 3)
-    spoilt.dense[2, 1] = float("nan")
-    calls = [batch(6, 3), batch(6, 3, scale=40.0), spoilt, batch(6, 3)]
-    return Guarded(DLRM(config)), [one.inputs() for one in calls]
+    dense = torch.randn(4, 6, 3)
+    dense[1] *= 40
+    dense[2, 2, 1] = float("nan")
+    ids = torch.stack([torch.randint(rows, (4, 6)) for rows in ROWS], dim=2)  # (4, 6, F)
+    batches = [Batch.one_hot(x, k, torch.zeros(6)) for x, k in zip(dense, ids, strict=True)]
+    return Guarded(DLRM(config)), [one.inputs() for one in batches]
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,10 @@ DYNAMO_ERRORS: Errors = (torch._dynamo.exc.TorchDynamoException,)
 _PLACE = re.compile(r"Graph break.* in user code at (.+?):(\d+)\nGraph Break Reason: ")
 _SKIPPED = re.compile(r"Graph break: torch.compile cannot properly resume")
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
-_LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parent))
+_COMPILER = Path(__file__).parents[1]
+_CORPUS = str(_COMPILER / "survey" / "corpus")
+_LIBRARIES = (str(Path(torch.__file__).parent), str(_COMPILER), "<")
+_PYTHON = sysconfig.get_paths()["stdlib"]
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,10 @@ def _reason(text: str) -> str:
 
 
 def _inside(file: str) -> bool:
-    """Whether a file is of Python, PyTorch or the mending: no place of a user's."""
-    return file.startswith((*_LIBRARIES, "<")) or "/compiler/mend/" in file
+    """Whether a file is of Python, PyTorch or this compiler: no place of a user's."""
+    if file.startswith(_LIBRARIES):
+        return not file.startswith(_CORPUS)
+    return file.startswith(_PYTHON) and "site-packages" not in file
 
 
 @contextmanager

@@ -23,12 +23,12 @@ def captured(make: Make, compare: Callable[[Sequence[Observed]], list[str]], bac
         return gm
 
     made = make()
-    first = capture(made.function, count)
-    made.calls, rest = made.calls[:1], made.calls[1:]
-    seen = made.observed(first, backward)
+    made.calls = made.calls[:1]
+    made.observed(capture(made.function, count), backward)
     of_first = graphs
-    made.calls = rest
-    seen += made.observed(first, backward)
-    found = explain(first)
+    made = make()
+    run = capture(made.function, count)
+    seen = made.observed(run, backward)
+    found = explain(run)
     reasons = [*found.breaks, *(f"in Python: {why}" for why in found.fallbacks)]
     return Way(of_first, reasons, ["other"] * len(reasons), found.whole, differs=compare(seen))

@@ -19,7 +19,7 @@ from compiler.survey.case import Case, Keywords
 NEEDS = ("transformers",)
 WORDS, WIDTH, LENGTH, ROWS = 99, 64, 16, 2
 SEQ2SEQ = {
-    "vocab_size": WORDS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
+    "vocab_size": WORDS, "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128, "max_position_embeddings": 64,
 }  # fmt: skip
@@ -28,7 +28,7 @@ BERT = {
     "intermediate_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
 T5 = {
-    "vocab_size": WORDS, "d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+    "vocab_size": WORDS, "d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4,
 }  # fmt: skip
 DECODER = {**BERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -180,9 +180,9 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
         half("BigBirdPegasusModel", "BigBirdPegasusConfig", attention_type="original_full"),
         "mended"),
     "LongT5, half": (long_t5, "mended"),
-    "OPT, LayerDrop": (dropping("OPTModel", "OPTConfig", **OPT), "mended"),
+    "OPT, LayerDrop": (dropping("OPTModel", "OPTConfig", **OPT), "declined"),
     "BioGPT, LayerDrop": (
-        dropping("BioGptModel", "BioGptConfig", **DECODER, hidden_dropout_prob=0.0), "mended"),
+        dropping("BioGptModel", "BioGptConfig", **DECODER, hidden_dropout_prob=0.0), "declined"),
     "VisualBERT": (visual_bert, "mended"),
     "Llama, dynamic RoPE": (
         encoder("LlamaModel", "LlamaConfig", **DECODER, rope_parameters=ROPE), "declined"),
