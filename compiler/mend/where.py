@@ -203,12 +203,13 @@ class Attempt:
         shared = [n for n in names if n not in fresh]
         if not shared:
             return
+        looping = _in_loop(self.function.node, s)
         inside = set(map(id, cfg.own_nodes([s])))
         others = (
             node
             for node in cfg.own_nodes(self.function.node.body)
             if id(node) not in inside
-            and (place(node) > place(s) or _in_loop(self.function.node, s))
+            and (place(node) > place(s) or looping)
         )
         for node, name in self.flow.changed_in_place(others):
             if self.flow.together([name]) & self.flow.together(shared):
