@@ -43,9 +43,7 @@ def truth(c: Any) -> Any:
 
 def select(c: Any, a: Any, b: Any) -> Any:
     """``a if c else b``; for tensors of one kind, ``torch.where``."""
-    if not isinstance(c, Tensor):
-        return a if c else b
-    if c.numel() == 1 and alike(a, b):
+    if isinstance(c, Tensor) and torch.compiler.is_compiling() and c.numel() == 1 and alike(a, b):
         return a if a is b else torch.where(truth(c), a, b)
     return a if c else b
 
@@ -140,7 +138,13 @@ def merged(c: Tensor, a: Any, b: Any) -> Any:
         raise Mismatch(f"{a!r} or {b!r}")
     if isinstance(a, tuple | list) and len(a) == len(b):
         parts = [merged(c, p, q) for p, q in zip(a, b, strict=True)]
-        return parts if isinstance(a, list) else type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)
+        return (
+            parts
+            if isinstance(a, list)
+            else type(a)(*parts)
+            if hasattr(a, "_fields")
+            else tuple(parts)
+        )
     if isinstance(a, dict) and list(a) == list(b):
         return {key: merged(c, a[key], b[key]) for key in a}
     if a is b or (isinstance(a, int | float | str) and a == b):

@@ -11,7 +11,7 @@ import copy
 
 from compiler.mend import cfg
 from compiler.mend.flow import Flow
-from compiler.mend.function import Function, call, placed
+from compiler.mend.function import call, placed
 from compiler.mend.kinds import TO_NUMBER, Env, Scope, Sort, sort_of
 from compiler.mend.purity import GATED, Level, Purity
 from compiler.mend.sides import (
@@ -52,14 +52,22 @@ def test_sort(tree: ast.expr, env: Env, scope: Scope) -> Sort:
     return sort if sort in (Sort.TENSOR, Sort.ITEM, Sort.UNKNOWN) else Sort.PYTHON
 
 
-def worth(test: ast.expr, sort: Sort, function: Function) -> bool:
-    """Whether to mend a condition: surely, if on a tensor; else where nobody reads the result."""
+def worth(test: ast.expr, sort: Sort, flow: Flow, env: Env) -> bool:
+    """Whether to mend a condition: surely, if on a tensor.
+
+    If it is unknown what the condition is: where a function of unknown result takes a tensor; and
+    in live functions, whose mended form nobody reads, wherever something is computed.
+    """
     if sort in (Sort.TENSOR, Sort.ITEM):
         return True
+    if sort is not Sort.UNKNOWN:
+        return False
     while isinstance(test, ast.UnaryOp):
         test = test.operand
-    alive = function.names is not None
-    return sort is Sort.UNKNOWN and (alive or not isinstance(test, ast.Name | ast.Attribute))
+    if flow.function.names is not None:
+        return not isinstance(test, ast.Name | ast.Attribute)
+    calls = [n for n in ast.walk(test) if isinstance(n, ast.Call)]
+    return any(sort_of(a, env, flow.scope) is Sort.TENSOR for c in calls for a in c.args)
 
 
 class Conditions:
@@ -143,6 +151,7 @@ class Conditions:
                 return tree
             case ast.Call(func=ast.Attribute(attr="item" | "is_nonzero" as method), args=[]):
                 self.seen.append(tree)
+                assert isinstance(tree.func, ast.Attribute)
                 helper = "item" if method == "item" else "truth"
                 return call(helper, self.value(tree.func.value), at=tree)
             case ast.Call(func=ast.Name(id="float" | "int" | "bool" as kind), args=[inner]):
@@ -187,6 +196,8 @@ class Conditions:
         sides = [tree.body, tree.orelse]
         for one in sides:
             if self.sort(one) not in (*MAY_BE_TENSORS, Sort.OBJECT):
+                if sort is Sort.UNKNOWN:
+                    return tree
                 raise NeedsStatement(tree)
         effect = Purity(self.flow).expression(tree.body, self.env)
         effect |= Purity(self.flow).expression(tree.orelse, self.env)
@@ -242,7 +253,7 @@ class _Values(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         sort = test_sort(node.test, self.c.env, self.c.scope)
         node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
-        if not worth(node.test, sort, self.c.function):
+        if not worth(node.test, sort, self.c.flow, self.c.env):
             node.test = self.visit(node.test)
             return node
         return self.c.conditional(node)
@@ -286,5 +297,3 @@ class _WithoutNumbers(ast.NodeTransformer):
 
 def _thunk(tree: ast.expr) -> ast.Lambda:
     return placed(ast.Lambda(Operands([]).parameters(), tree), tree)
-
-

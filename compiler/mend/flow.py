@@ -50,15 +50,15 @@ class Flow:
 
     def live_after(self, s: ast.stmt) -> set[str]:
         """The names that may be read after a statement."""
-        return self._live[self.graph.after[s]] or set()
+        return self._live[self.graph.after[s]]
 
     def live_before(self, s: ast.stmt) -> set[str]:
         """The names whose values before a statement may be read."""
-        return self._live[self.graph.of[s]] or set()
+        return self._live[self.graph.of[s]]
 
     def live_at_start(self) -> set[str]:
         """The names whose values from before the function's first statement may be read."""
-        return self._live[self.graph.entry] or set()
+        return self._live[self.graph.entry]
 
     def bound_before(self, s: ast.stmt) -> set[str]:
         """The names that surely have a value before a statement."""
@@ -118,7 +118,7 @@ class Flow:
             return set()
         full = self.scope.dotted(tree.func)
         if full is not None and full.startswith(TORCH):
-            facts = ops.facts(full.split(".")[-1])
+            facts = ops.facts(ops.named(full))
             if facts is not None and not facts.aliases:
                 return set()
         elif isinstance(tree.func, ast.Attribute):
@@ -197,9 +197,9 @@ class Flow:
         self, target: ast.expr, value: ast.expr, env: Env
     ) -> Iterator[tuple[set[str], set[str]]]:
         match target, value:
-            case (ast.Tuple() | ast.List()), (ast.Tuple() | ast.List()) if len(target.elts) == len(
-                value.elts
-            ):
+            case ((ast.Tuple() | ast.List()), (ast.Tuple() | ast.List())) if len(
+                target.elts
+            ) == len(value.elts):
                 for one, part in zip(target.elts, value.elts, strict=True):
                     yield from self._pairs(one, part, env)
             case _:
@@ -214,9 +214,9 @@ class Flow:
         """Where tensors may be changed in place: the node, and the name by which it is done."""
         for node in trees:
             match node:
-                case ast.Call(func=ast.Attribute(attr=name) as callee) if (
-                    name.endswith("_") and not name.endswith("__")
-                ):
+                case ast.Call(func=ast.Attribute(attr=name) as callee) if name.endswith(
+                    "_"
+                ) and not name.endswith("__"):
                     yield node, _root(callee.value)
                 case ast.AugAssign() if isinstance(node.target, ast.Name):
                     sort = self.sorts(node).get(node.target.id, Sort.UNKNOWN)

@@ -17,10 +17,14 @@ from typing import Any
 
 import torch
 
-from compiler.mend import cfg
+from compiler.mend import cfg, ops
 from compiler.mend.function import RUNTIME, Function
 
 TORCH = "torch"
+NAMESPACES = {
+    TORCH,
+    *(f"torch.{n}" for n in ("nn.functional", "linalg", "special", "fft", "Tensor")),
+}
 METADATA = set(
     "shape dtype device ndim layout is_cuda requires_grad is_leaf is_sparse itemsize nbytes name"
     " names is_meta is_quantized grad_fn output_nr _version is_mps".split()
@@ -104,7 +108,11 @@ def of_annotation(annotation: ast.expr | None) -> Sort:
         case ast.BinOp(op=ast.BitOr()):  # Tensor | None may be a tensor
             sides = of_annotation(annotation.left), of_annotation(annotation.right)
             if Sort.TENSOR in sides:
-                return Sort.TENSOR if Sort.PYTHON in sides and _names_none(annotation) else Sort.UNKNOWN
+                return (
+                    Sort.TENSOR
+                    if Sort.PYTHON in sides and _names_none(annotation)
+                    else Sort.UNKNOWN
+                )
             return sides[0] | sides[1]
         case ast.Subscript(value=ast.Name(id="Optional") | ast.Attribute(attr="Optional")):
             return of_annotation(annotation.slice)
@@ -197,9 +205,10 @@ class Scope:
         def visit(owner: ast.ClassDef) -> None:
             for base in owner.bases:
                 for node in self.function.module.body if self.function.module else ():
-                    if isinstance(node, ast.ClassDef) and node.name == ast.unparse(base):
-                        if node is not owner:
-                            visit(node)
+                    if not isinstance(node, ast.ClassDef) or node is owner:
+                        continue
+                    if node.name == ast.unparse(base):
+                        visit(node)
             found.append(owner)
 
         if self.function.owner is not None:
@@ -251,7 +260,9 @@ class Scope:
 def _attribute_assignments(node: ast.AST, me: str) -> Iterator[tuple[str, ast.expr | None]]:
     match node:
         case ast.Call(
-            func=ast.Attribute(value=ast.Name(id=own), attr="register_buffer" | "register_parameter"),
+            func=ast.Attribute(
+                value=ast.Name(id=own), attr="register_buffer" | "register_parameter"
+            ),
             args=[ast.Constant(value=str() as name), *_],
         ) if own == me:
             yield name, None
@@ -292,7 +303,9 @@ def _imports(module: ast.Module) -> dict[str, str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             for a in node.names:
-                found[a.asname or a.name.split(".")[0]] = a.name if a.asname else a.name.split(".")[0]
+                found[a.asname or a.name.split(".")[0]] = (
+                    a.name if a.asname else a.name.split(".")[0]
+                )
         elif isinstance(node, ast.ImportFrom) and node.module:
             for a in node.names:
                 found[a.asname or a.name] = f"{node.module}.{a.name}"
@@ -305,7 +318,10 @@ def _parameter_sorts(function: ast.FunctionDef, numbers: bool = False) -> Env:
     plain = [*a.posonlyargs, *a.args]
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
     found: Env = {}
-    for p, default in (*zip(plain, defaults, strict=True), *zip(a.kwonlyargs, a.kw_defaults, strict=True)):
+    for p, default in (
+        *zip(plain, defaults, strict=True),
+        *zip(a.kwonlyargs, a.kw_defaults, strict=True),
+    ):
         if p.annotation is not None:
             found[p.arg] = of_annotation(p.annotation)
         elif isinstance(default, ast.Constant) and default.value is not None:
@@ -319,7 +335,7 @@ def _parameter_sorts(function: ast.FunctionDef, numbers: bool = False) -> Env:
 
 
 def used_as_tensors(function: ast.FunctionDef, scope: Scope) -> set[str]:
-    """Names on which a method is called that only tensors have, or that PyTorch's functions take."""
+    """Names with methods that only tensors have, or that PyTorch's functions take."""
     found = set()
     for node in cfg.own_nodes(function.body):
         match node:
@@ -452,16 +468,23 @@ def _function(full: str, tree: ast.Call, sorts: list[Sort]) -> Sort | None:
     if full in ("any", "all") and sorts:
         return Sort.PYTHON
     if full in PYTHON_FUNCTIONS or full.startswith("math."):
-        return Sort.ITEM if {Sort.TENSOR, Sort.ITEM} & set(sorts) and full.startswith("math.") else Sort.PYTHON
+        return (
+            Sort.ITEM
+            if {Sort.TENSOR, Sort.ITEM} & set(sorts) and full.startswith("math.")
+            else Sort.PYTHON
+        )
     if full in ("list", "tuple", "dict", "set", "zip", "enumerate", "reversed", "sorted", "map"):
         return Sort.OBJECT
     if full.startswith(TORCH + "."):
-        stem = full.split(".")[-1]
+        home, _, stem = full.rpartition(".")
         if stem in TORCH_ITEM:
             return Sort.ITEM
         if stem in TORCH_PYTHON or full.startswith(("torch.cuda", "torch.compiler", "torch.jit")):
             return Sort.PYTHON
-        return Sort.OBJECT if stem[:1].isupper() or stem == "no_grad" else Sort.TENSOR
+        if stem[:1].isupper() or stem == "no_grad":
+            return Sort.OBJECT
+        known = home in NAMESPACES and ops.facts(ops.named(full)) is not None
+        return Sort.TENSOR if known else Sort.UNKNOWN
     return None
 
 
@@ -555,39 +578,41 @@ class Sorts:
             case ast.FunctionDef():
                 env[tree.name] = Sort.OBJECT
             case ast.Tuple() | ast.List() | ast.Name() if isinstance(tree.ctx, ast.Store):
-                self._header(k, tree, env)
+                self._header(tree, env)
         for node in cfg.own_nodes(tree) if tree is not None else ():
             if isinstance(node, ast.NamedExpr):
                 env[node.target.id] = sort_of(node.value, env, self.scope)
         return env
 
-    def _header(self, k: int, target: ast.expr, env: Env) -> None:
+    def _header(self, target: ast.expr, env: Env) -> None:
         """The target of a for loop or with statement."""
-        over = [self.graph.blocks[p].tree for p in self.graph.preceding[k]]
+        over = self.graph.iterated.get(target)
         sort = Sort.UNKNOWN
-        for tree in over:
-            if isinstance(tree, ast.expr) and isinstance(getattr(tree, "ctx", ast.Load()), ast.Load):
-                if isinstance(tree, ast.Call) and self.scope.dotted(tree.func) == "range":
-                    sort = Sort.PYTHON
-                elif sort_of(tree, env, self.scope) in (Sort.TENSOR, Sort.PYTHON):
-                    sort = sort_of(tree, env, self.scope)
+        if over is not None:
+            sort = sort_of(over, env, self.scope)
+            if isinstance(over, ast.Call) and self.scope.dotted(over.func) == "range":
+                sort = Sort.PYTHON
+        if sort not in (Sort.TENSOR, Sort.PYTHON) or not isinstance(target, ast.Name):
+            sort = Sort.UNKNOWN
         for name in cfg.names(target)[1]:
-            env[name] = sort if isinstance(target, ast.Name) else Sort.UNKNOWN
+            env[name] = sort
 
     def _assign(self, target: ast.expr, value: ast.expr, env: Env) -> None:
         match target, value:
             case ast.Name(), _:
                 env[target.id] = sort_of(value, env, self.scope)
-            case (ast.Tuple() | ast.List()), (ast.Tuple() | ast.List()) if len(target.elts) == len(
-                value.elts
-            ) and not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
+            case ((ast.Tuple() | ast.List()), (ast.Tuple() | ast.List())) if len(
+                target.elts
+            ) == len(value.elts) and not any(
+                isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)
+            ):
                 before = dict(env)
-                for one, part in zip(target.elts, value.elts, strict=True):
+                for one, given in zip(target.elts, value.elts, strict=True):
                     if isinstance(one, ast.Name):
-                        env[one.id] = sort_of(part, before, self.scope)
+                        env[one.id] = sort_of(given, before, self.scope)
                     else:
-                        self._assign(one, part, env)
-            case (ast.Tuple() | ast.List()), _:
+                        self._assign(one, given, env)
+            case ((ast.Tuple() | ast.List()), _):
                 whole = sort_of(value, env, self.scope)
                 part = whole if whole in (Sort.TENSOR, Sort.PYTHON) else Sort.UNKNOWN
                 for name in cfg.names(target)[1]:

@@ -20,15 +20,16 @@ shape and type, or integers (``_mend.loop``, which decides that at capture).
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import copy
 from typing import TYPE_CHECKING
 
 from compiler.mend import cfg
-from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
+from compiler.mend.conditions import Conditions, NeedsStatement
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
-from compiler.mend.function import Function, call, placed
+from compiler.mend.function import call, placed
 from compiler.mend.kinds import Sort, sort_of
+from compiler.mend.masks import has_effects, mask
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import holds
 from compiler.mend.sides import (
@@ -46,6 +47,7 @@ from compiler.mend.sides import (
 if TYPE_CHECKING:
     from compiler.mend.where import Attempt
 
+Place = tuple[int, int]
 ON_TENSORS = (Sort.TENSOR, Sort.ITEM)
 READ = "is read after the loop, which may end sooner"
 
@@ -54,7 +56,7 @@ READ = "is read after the loop, which may end sooner"
 
 
 class Bounding:
-    """Rewrites the loops of a function that have a provable bound, before its branches are mended."""
+    """Rewrites the loops of a function that have a provable bound, before its branches."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.function = attempt, attempt.function
@@ -73,8 +75,12 @@ class Bounding:
                 try:
                     new = self._for(s)
                 except Decline as reason:
-                    self.attempt.decline(s, str(reason))
+                    self.attempt.new[place(s)] = str(reason)
                     return
+                if new != [s]:
+                    self.attempt.altered |= {
+                        place(n) for n in ast.walk(s) if isinstance(n, ast.stmt)
+                    }
                 body[i : i + 1] = new
                 i += len(new) - 1
             i += 1
@@ -110,7 +116,7 @@ class Bounding:
             raise Decline("its target is no name")
         test = ast.Compare(ast.Name(s.target.id, ast.Load()), [ast.Lt()], [_load(stop)])
         s.iter.args = [most]  # type: ignore[attr-defined]
-        s.body = [self._masked(test, s.body, s)]
+        s.body = self._masked(test, s.body, s)
         return [first, s]
 
     def _left_early(self, s: ast.For) -> list[ast.stmt]:
@@ -121,7 +127,7 @@ class Bounding:
         left, value = self.function.fresh("left"), self.function.fresh("value")
         self.returns = False
         inner = self._after_leaving(s.body, left, value)
-        s.body = [self._masked(call("negate", _load(left), at=s), inner, s)]
+        s.body = self._masked(call("negate", _load(left), at=s), inner, s)
         new: list[ast.stmt] = [placed(ast.Assign([stores([left])], ast.Constant(False)), s)]
         if self.returns:
             new.append(placed(ast.Assign([stores([value])], ast.Constant(None)), s))
@@ -129,11 +135,11 @@ class Bounding:
         if s.orelse:
             if self.returns:
                 raise Decline("it returns from inside, and has an else")
-            new.append(self._masked(call("negate", _load(left), at=s), s.orelse, s))
+            new += self._masked(call("negate", _load(left), at=s), s.orelse, s)
             s.orelse = []
         if self.returns:
             end: ast.stmt = placed(ast.Return(_load(value)), s)
-            new.append(self._masked(_load(left), [end], s))
+            new += self._masked(_load(left), [end], s)
         return new
 
     def _after_leaving(self, body: list[ast.stmt], left: str, value: str) -> list[ast.stmt]:
@@ -151,14 +157,26 @@ class Bounding:
                 raise Decline("its condition chooses between Python values") from inner
             for tree in c.seen:
                 self.function.mended(tree, Kind.ITEM, "loops")
-            new: list[ast.stmt] = [placed(ast.Assign([stores([left])], test), s)]
+            now = self.function.fresh("leaves")
+            new: list[ast.stmt] = [
+                placed(ast.Assign([stores([now])], test), s),
+                placed(ast.Assign([stores([left])], _load(now)), s),
+            ]
             last = s.body[-1]
             if isinstance(last, ast.Return):
                 new.append(self._kept(last, len(s.body), value, s))
             then = s.body[:-1] or [placed(ast.Pass(), s)]
             rest = self._after_leaving([*s.orelse, *body[i + 1 :]], left, value)
-            branch = placed(ast.If(_load(left), then, rest), s)
-            branch.sort = Sort.TENSOR  # type: ignore[attr-defined]
+            if has_effects(then):
+                mask(then, now)
+            if has_effects(rest):
+                stays = self.function.fresh("stays")
+                new.append(
+                    placed(ast.Assign([stores([stays])], call("negate", _load(now), at=s)), s)
+                )
+                mask(rest, stays)
+            branch = placed(ast.If(_load(now), then, rest), s)
+            branch.sort, branch.worth = Sort.TENSOR, True  # type: ignore[attr-defined]
             return [*body[:i], *new, branch]
         return body
 
@@ -168,7 +186,9 @@ class Bounding:
             raise Decline("it returns from inside, after other statements")
         effect = Purity(self.flow).expression(s.value, self.flow.sorts(s))
         if effect.level is not Level.FREE:
-            raise Decline(f"it returns from inside what may not be computed in vain: {effect.reason}")
+            raise Decline(
+                f"it returns from inside what may not be computed in vain: {effect.reason}"
+            )
         self.returns = True
         return placed(ast.Assign([stores([value])], s.value), at)
 
@@ -180,10 +200,17 @@ class Bounding:
             [*s.body[:-1], *s.orelse], (ast.Return, ast.Continue)
         )
 
-    def _masked(self, test: ast.expr, body: list[ast.stmt], at: ast.For) -> ast.If:
+    def _masked(self, test: ast.expr, body: list[ast.stmt], at: ast.For) -> list[ast.stmt]:
+        """``if test: body``, with effects in the body under the condition."""
+        first: list[ast.stmt] = []
+        if has_effects(body):
+            name = self.function.fresh("on")
+            first = [placed(ast.Assign([stores([name])], test), at)]
+            test = _load(name)
+            mask(body, name)
         made = placed(ast.If(test, body, []), at)
-        made.sort, made.kind = Sort.TENSOR, Kind.LOOP  # type: ignore[attr-defined]
-        return made
+        made.sort, made.worth, made.kind = Sort.TENSOR, True, Kind.LOOP  # type: ignore[attr-defined]
+        return [*first, made]
 
     def _refuse_target(self, s: ast.For) -> None:
         targets = cfg.names(s.target)[1]
@@ -205,8 +232,9 @@ def bound(count: ast.expr, flow: Flow, s: ast.stmt) -> tuple[ast.expr, ast.expr]
             if python(b):
                 return b, a
             return (a, b) if python(a) else None
-        case ast.Call(func=ast.Name(id="int"), args=[inner]) | ast.Call(
-            func=ast.Attribute(attr="item", value=inner), args=[]
+        case (
+            ast.Call(func=ast.Name(id="int"), args=[inner])
+            | ast.Call(func=ast.Attribute(attr="item", value=inner), args=[])
         ):
             most = _clamped(inner, scope.dotted)
             return (most, count) if python(most) else None  # type: ignore[return-value]
@@ -232,7 +260,12 @@ def _clamped(tree: ast.expr, dotted: object) -> ast.expr | None:
 def _repeatable(tree: ast.expr, flow: Flow, s: ast.stmt) -> bool:
     """Whether reading further from an iterable has no effect and comes to an end."""
     match tree:
-        case ast.Call() if flow.scope.dotted(tree.func) in ("range", "enumerate", "zip", "reversed"):
+        case ast.Call() if flow.scope.dotted(tree.func) in (
+            "range",
+            "enumerate",
+            "zip",
+            "reversed",
+        ):
             if flow.scope.dotted(tree.func) == "range":
                 return True
             return all(_repeatable(a, flow, s) for a in tree.args)
@@ -249,7 +282,9 @@ def _repeatable(tree: ast.expr, flow: Flow, s: ast.stmt) -> bool:
 class TensorLoop:
     """One ``while`` on a tensor, or ``for`` over a range that a tensor ends."""
 
-    def __init__(self, attempt: Attempt, s: ast.While | ast.For, body: list[ast.stmt], i: int) -> None:
+    def __init__(
+        self, attempt: Attempt, s: ast.While | ast.For, body: list[ast.stmt], i: int
+    ) -> None:
         self.attempt, self.s, self.body, self.i = attempt, s, body, i
         self.flow, self.function = attempt.flow, attempt.function
 
@@ -286,7 +321,12 @@ class TensorLoop:
             ast.Assign([stores([name])], start),
             ast.While(
                 ast.Compare(_load(name), [ast.Lt()], [_load(stop)]),
-                [*s.body, ast.Assign([stores([name])], ast.BinOp(_load(name), ast.Add(), ast.Constant(1)))],
+                [
+                    *s.body,
+                    ast.Assign(
+                        [stores([name])], ast.BinOp(_load(name), ast.Add(), ast.Constant(1))
+                    ),
+                ],
                 [],
             ),
         ]
@@ -304,10 +344,7 @@ class TensorLoop:
         effect = self._effect(s, fresh)
         carried = self._carried(s, fresh)
         c = Conditions(flow, s)
-        try:
-            test = c.test(s.test)
-        except NeedsStatement as inner:
-            raise Decline("its condition chooses between Python values") from inner
+        test = c.test(copy.deepcopy(s.test))
         operands = Operands(carried)
         name = self.function.fresh("body")
         copies: list[ast.stmt] = [
@@ -321,9 +358,7 @@ class TensorLoop:
         result = ast.Tuple([_load(n) for n in carried], ast.Load())
         made.body = [b for b in made.body if not isinstance(b, ast.Pass)]
         made.body.append(placed(ast.Return(result), s.body[-1]))
-        given = [
-            call("counter", _load(n), at=s) if n in counters else _load(n) for n in carried
-        ]
+        given = [call("counter", _load(n), at=s) if n in counters else _load(n) for n in carried]
         condition = marked(placed(ast.Lambda(operands.parameters(), test), s), effect)
         end = ast.Assign(
             [ast.Tuple([ast.Name(n, ast.Store()) for n in carried], ast.Store())],
@@ -338,11 +373,10 @@ class TensorLoop:
 
     def _effect(self, s: ast.While, fresh: set[str]) -> Effect:
         purity = Purity(self.flow, fresh)
-        test = s.test if not isinstance(s.test, ast.Call) else s.test
         effect = purity.suite(s.body)
         c = Conditions(self.flow, s)
-        if not c.only_numbers(test):
-            effect |= purity.expression(test, self.flow.sorts(s))
+        if not c.only_numbers(s.test):
+            effect |= purity.expression(s.test, self.flow.sorts(s))
         if effect.level is Level.IMPURE:
             raise Decline(effect.reason)
         if effect.masked:
@@ -395,8 +429,8 @@ class TensorLoop:
                         for one, other in (sides, sides[::-1]):
                             if isinstance(one, ast.Name) and one.id == name:
                                 tensor = of(other, at) is Sort.TENSOR
-                                step = isinstance(at, ast.Assign) and isinstance(other, ast.Constant)
-                                if tensor or (step and _is(at.targets, name)):  # type: ignore[union-attr]
+                                step = _binds(at, name) and isinstance(other, ast.Constant)
+                                if tensor or step:
                                     read.add(id(one))
         loads = [
             n for at in after
@@ -419,6 +453,11 @@ class _Counting(ast.NodeTransformer):
         return placed(ast.Assign([stores([node.target.id])], total), node)
 
 
+def place(node: ast.AST) -> Place:
+    """Where a node stands: the same for copies of it."""
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
 def _heads(s: ast.stmt) -> list[ast.AST]:
     """The nodes of a compound statement's own expressions."""
     found: list[ast.AST] = []
@@ -428,7 +467,8 @@ def _heads(s: ast.stmt) -> list[ast.AST]:
     return found
 
 
-def _is(targets: Sequence[ast.expr], name: str) -> bool:
+def _binds(s: ast.stmt, name: str) -> bool:
+    targets = s.targets if isinstance(s, ast.Assign) else []
     return any(isinstance(t, ast.Name) and t.id == name for t in targets)
 
 
@@ -445,6 +485,3 @@ def on_tensor(s: ast.stmt, flow: Flow) -> bool:
         if flow.scope.dotted(s.iter.func) == "range":
             return any(sort_of(a, env, flow.scope) in ON_TENSORS for a in s.iter.args)
     return False
-
-
-

@@ -20,7 +20,8 @@ RAISING = set(  # for some values of their arguments
     " multi_margin_loss multilabel_margin_loss binary_cross_entropy bincount inverse cholesky"
     " cholesky_solve cholesky_inverse lu_factor lu_solve svd qr floor_divide remainder fmod"
     " ctc_loss histc gcd lcm bitwise_left_shift"
-    " bitwise_right_shift matrix_power pinverse logdet slogdet ormqr geqrf put select_scatter".split()
+    " bitwise_right_shift matrix_power pinverse logdet slogdet ormqr geqrf put"
+    " select_scatter".split()
 )
 RANDOM = set(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout"
@@ -29,8 +30,7 @@ RANDOM = set(
     " initial_seed set_rng_state".split()
 )
 SHAPE_FROM_DATA = set(
-    "nonzero argwhere masked_select unique unique_consecutive repeat_interleave bincount"
-    "".split()
+    "nonzero argwhere masked_select unique unique_consecutive repeat_interleave bincount".split()
 )
 PURE = set(  # Python functions over operations, and methods without a schema of their own
     "float double half bfloat16 int long short bool byte char cpu cuda new_tensor tensor as_tensor"
@@ -44,9 +44,12 @@ PURE = set(  # Python functions over operations, and methods without a schema of
     " margin_ranking_loss hinge_embedding_loss poisson_nll_loss soft_margin_loss no_grad"
     " enable_grad set_grad_enabled item tolist finfo iinfo is_floating_point Size device".split()
 )
-ALIASING = set("float double half bfloat16 int long short bool byte char cpu cuda as_tensor".split())
+ALIASING = set(
+    "float double half bfloat16 int long short bool byte char cpu cuda as_tensor".split()
+)
 FREE = set(  # never raise on a tensor, and hand back a finite gradient for a zero one
-    "clone detach zeros_like ones_like relu neg negative abs logical_not isnan isinf isfinite".split()
+    "clone detach zeros_like ones_like relu neg negative abs logical_not isnan isinf"
+    " isfinite".split()
 )
 
 
@@ -61,6 +64,13 @@ class Facts:
     costly: bool = False
     aliases: bool = False
     free: bool = False
+
+
+def named(full: str) -> str:
+    """The name by which ``facts`` knows a function of PyTorch: ``linalg_inv`` for its full name."""
+    home, _, stem = full.rpartition(".")
+    space = home.rpartition(".")[2]
+    return f"{space}_{stem}" if space in ("linalg", "special", "fft") else stem
 
 
 @functools.cache

@@ -275,13 +275,13 @@ class Purity:
         if helper in ("emit", "trap"):
             if any(k.arg == "when" for k in tree.keywords) or helper == "trap":
                 return Effect(Level.GATED, "reports", masked=True)
-            return impure("prints or logs")
+            return impure("prints, logs or warns")
         if helper == "cond":
             return Effect(Level.COSTLY, "holds a branch that runs only when taken")
         return GATED if helper != "select" else Effect()
 
     def _operation(self, full: str, stem: str, tree: ast.Call, env: Env) -> Effect:
-        name = f"linalg_{stem}" if ".linalg." in full else stem
+        name = ops.named(full)
         if full.startswith(("torch.cuda", "torch.distributed", "torch._", "torch.autograd")):
             return impure(f"calls {full}")
         if full.startswith("torch.nn.init."):
@@ -431,8 +431,10 @@ def _module_effect(kind: str, name: str, training: bool) -> Effect:
     return impure(f"calls {name}, a {kind or 'module'}, whose effects are not known")
 
 
-def alive(function: types.FunctionType, instance: Any = None) -> Function | None:
+def alive(function: Any, instance: Any = None) -> Function | None:
     """The source of a live function; None where there is none to be read."""
+    if not isinstance(function, types.FunctionType):
+        return None
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] == "torch":
         return None
@@ -444,7 +446,9 @@ def alive(function: types.FunctionType, instance: Any = None) -> Function | None
         return None
     closure = inspect.getclosurevars(function)
     names = {**closure.globals, **closure.nonlocals}
-    return Function(tree, inspect.getfile(function), function.__qualname__, names=names, instance=instance)
+    return Function(
+        tree, inspect.getfile(function), function.__qualname__, names=names, instance=instance
+    )
 
 
 def owned_within(function: Function) -> set[str]:
@@ -454,8 +458,10 @@ def owned_within(function: Function) -> set[str]:
 
 def _plain(tree: ast.Compare, env: Env, scope: Scope) -> bool:
     sorts = [sort_of(t, env, scope) for t in (tree.left, *tree.comparators)]
-    return len(sorts) == 2 and sorted(s.name for s in sorts) == ["PYTHON", "TENSOR"] and any(
-        isinstance(t, ast.Constant) for t in (tree.left, *tree.comparators)
+    return (
+        len(sorts) == 2
+        and sorted(s.name for s in sorts) == ["PYTHON", "TENSOR"]
+        and any(isinstance(t, ast.Constant) for t in (tree.left, *tree.comparators))
     )
 
 

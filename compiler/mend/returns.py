@@ -49,6 +49,7 @@ class Completion:
     def __init__(self, node: ast.FunctionDef, wanted: Callable[[ast.If], bool]) -> None:
         self.node, self.wanted = node, wanted
         self.too_long: list[ast.If] = []
+        self.completed: list[ast.If] = []  # branches for which statements were moved
 
     def run(self) -> None:
         self._suite(self.node.body, end=ast.Return)
@@ -66,8 +67,9 @@ class Completion:
                     self._suite(s.body, last)
                     self._suite(s.orelse, last)
                 case ast.For() | ast.While():
+                    before = len(self.completed)
                     self._suite(s.body, ast.Continue)
-                    if holds(s.body, ast.Continue):
+                    if len(self.completed) > before:
                         _drop_continues(s.body)
                     self._suite(s.orelse, None)
                 case ast.With():
@@ -87,6 +89,7 @@ class Completion:
     ) -> None:
         rest = body[i + 1 :]
         if leaves(s.body) and leaves(s.orelse):
+            self.completed.extend(_branches(s))
             del body[i + 1 :]
             return
         if end is None and not leaves(rest):
@@ -95,6 +98,7 @@ class Completion:
         if len(open_sides) == 2 and _size(self.node) + sum(map(_size, rest)) > MOST_STATEMENTS:
             self.too_long.append(s)
             return
+        self.completed.extend(_branches(s))
         del body[i + 1 :]
         for k, side in enumerate(open_sides):
             side.extend(rest if k == 0 else copy.deepcopy(rest))
@@ -129,4 +133,7 @@ def _drop_continues(body: list[ast.stmt]) -> None:
 
 
 def _size(node: ast.AST) -> int:
-    return sum(isinstance(n, ast.stmt) for n in cfg.own_nodes(node.body if isinstance(node, ast.FunctionDef) else node))
+    return sum(
+        isinstance(n, ast.stmt)
+        for n in cfg.own_nodes(node.body if isinstance(node, ast.FunctionDef) else node)
+    )

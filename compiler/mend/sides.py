@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from compiler.mend import cfg
 from compiler.mend.flow import Flow
-from compiler.mend.function import Function, call, placed
+from compiler.mend.function import Function, Node, call, placed
 from compiler.mend.kinds import Env, Scope, Sort, sort_of
 from compiler.mend.purity import Effect, Level
 
@@ -72,10 +72,10 @@ def tensor_chains(trees: Iterable[ast.AST], env: Env, scope: Scope, taken: set[s
             through_local = isinstance(node, ast.Attribute) and isinstance(root, ast.Name) and (
                 root.id in scope.locals and root.id != scope.self_name
             )  # fmt: skip
-            if plain and not local and not through_local:
-                if sort_of(node, env, scope) is Sort.TENSOR:
-                    found[ast.unparse(node)] = None
-                    return
+            reached = plain and not local and not through_local
+            if reached and sort_of(node, env, scope) is Sort.TENSOR:
+                found[ast.unparse(node)] = None
+                return
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -129,9 +129,9 @@ def side(
     return marked(placed(made, body[0] if body else at), effect)
 
 
-def marked(node: ast.FunctionDef | ast.Lambda, effect: Effect) -> ast.FunctionDef | ast.Lambda:
+def marked(node: Node, effect: Effect) -> Node:
     """The function, marked as a side: it is called at once, and what it does is known."""
-    node.effect = effect  # type: ignore[union-attr]
+    node.effect = effect  # type: ignore[attr-defined]
     return node
 
 
@@ -147,10 +147,8 @@ def stores(names: Sequence[str]) -> ast.expr:
     return every[0] if len(every) == 1 else ast.Tuple(every, ast.Store())
 
 
-def part(
-    flow: Flow, body: Sequence[ast.stmt], outputs: Sequence[str], at: ast.stmt
-) -> Flow:
-    """The analysis of statements that begin where ``at`` does, ending with a read of ``outputs``."""
+def part(flow: Flow, body: Sequence[ast.stmt], outputs: Sequence[str], at: ast.stmt) -> Flow:
+    """The analysis of statements that begin where ``at`` does and end by reading ``outputs``."""
     end = placed(ast.Return(loads(outputs) if outputs else None), at)
     node = ast.FunctionDef(
         name="part", args=Operands([]).parameters(), body=[*body, end], decorator_list=[]

@@ -20,9 +20,11 @@ from compiler.mend import cfg
 from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, worth
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
+from compiler.mend.history import to_repeat
 from compiler.mend.function import Function, call, placed
-from compiler.mend.loops import Bounding, TensorLoop, on_tensor
 from compiler.mend.kinds import Env, Sort, sort_of
+from compiler.mend.loops import Bounding, Place, TensorLoop, on_tensor, place
+from compiler.mend.masks import has_effects, mask, masked
 from compiler.mend.purity import Effect, Level, Purity
 from compiler.mend.returns import MOST_STATEMENTS, Completion, holds, leaves
 from compiler.mend.sides import (
@@ -40,8 +42,6 @@ from compiler.mend.sides import (
     tensor_chains,
 )
 
-Place = tuple[int, int]
-
 
 def where(function: Function) -> None:
     """Mend the branches of a function; what cannot be mended stays as it is in the source."""
@@ -55,10 +55,6 @@ def where(function: Function) -> None:
     attempt.commit()
 
 
-def place(node: ast.AST) -> Place:
-    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
-
-
 class Attempt:
     """One go at a function, on a copy of its tree; branches in ``declined`` are left alone."""
 
@@ -68,6 +64,7 @@ class Attempt:
         self.function.node = copy.deepcopy(function.node)
         self.function.findings = []
         self.new: dict[Place, str] = {}
+        self.altered: set[Place] = set()  # places for which, or in which, the tree was changed
         self.done: set[int] = set()
         self.kept: list[ast.stmt] = []  # so that no id() is used twice
         self.flow = Flow(self.function)
@@ -83,16 +80,19 @@ class Attempt:
         self._keep_numbers()
         completion = Completion(self.function.node, self.wanted)
         completion.run()
+        self.altered |= {place(s) for s in completion.completed}
         for s in completion.too_long:
-            self.decline(s, "what follows it is too long to be copied into both sides")
+            self.new[place(s)] = "what follows it is too long to be copied into both sides"
+        changed_ = True
         while not self.new:
-            self.flow = Flow(self.function)
+            if changed_:
+                self.flow = Flow(self.function)
             following = next((t for t in self._sites() if id(t[0]) not in self.done), None)
             if following is None:
                 break
             self.done.add(id(following[0]))
             self.kept.append(following[0])
-            self._statement(*following)
+            changed_ = self._statement(*following)
         return self.new
 
     def commit(self) -> None:
@@ -113,16 +113,15 @@ class Attempt:
         """Note on each branch what its condition is; copies of it keep the note."""
         for s in cfg.own_nodes(self.function.node.body):
             if isinstance(s, ast.If | ast.While) and not hasattr(s, "sort"):
-                s.sort = test_sort(s.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[union-attr]
+                env = self.flow.sorts(s)
+                s.sort = test_sort(s.test, env, self.flow.scope)  # type: ignore[union-attr]
+                s.worth = worth(s.test, s.sort, self.flow, env)  # type: ignore[union-attr]
 
     def _keep_numbers(self) -> None:
         """Numbers read out of tensors that only conditions read stay tensors."""
         body = self.function.node.body
         tests = [s.test for s in cfg.own_nodes(body) if isinstance(s, ast.If) and self.wanted(s)]
-        tests += [
-            n.test for n in cfg.own_nodes(body)
-            if isinstance(n, ast.IfExp) and not isinstance(n, ast.If)
-        ]  # fmt: skip
+        tests += [n.test for n in cfg.own_nodes(body) if isinstance(n, ast.IfExp)]
         for s in list(cfg.own_nodes(body)):
             match s:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -140,7 +139,7 @@ class Attempt:
         """Whether a branch is to be mended."""
         if place(s) in self.declined:
             return False
-        return worth(s.test, getattr(s, "sort", Sort.PYTHON), self.function)
+        return bool(getattr(s, "worth", False))
 
     def _sites(self) -> Iterator[tuple[ast.stmt, list[ast.stmt], int]]:
         """Statements with their suites and places in them, last first and inner before outer."""
@@ -154,9 +153,10 @@ class Attempt:
 
         yield from suite(self.function.node.body)
 
-    def _statement(self, s: ast.stmt, body: list[ast.stmt], i: int) -> None:
+    def _statement(self, s: ast.stmt, body: list[ast.stmt], i: int) -> bool:
+        """Mend one statement; whether the tree has changed."""
         if hasattr(s, "effect") or not self.flow.reachable(s):
-            return
+            return False
         try:
             if isinstance(s, ast.If) and self.wanted(s):
                 Branch(self, s, body, i).mend()
@@ -164,9 +164,15 @@ class Attempt:
                 if not self.is_declined(s):
                     TensorLoop(self, s, body, i).mend()
             else:
-                self._expressions(s, body, i)
+                return self._expressions(s, body, i)
         except Decline as reason:
             self.decline(s, str(reason))
+            return False
+        except NeedsStatement:
+            self.decline(s, "chooses between Python values")
+            return False
+        self.altered.add(place(s))
+        return True
 
     def is_declined(self, s: ast.AST) -> bool:
         return place(s) in self.declined
@@ -177,8 +183,10 @@ class Attempt:
         self.kept.append(s)
 
     def decline(self, s: ast.AST, reason: str) -> None:
-        if place(s) not in self.declined:
+        """Leave a place alone: from here on, or from the start if the tree was changed for it."""
+        if place(s) in self.altered:
             self.new[place(s)] = reason
+        self.declined.setdefault(place(s), reason)
 
     def refuse_leftovers(self, side_: Sequence[ast.stmt]) -> None:
         """A side may hold no branch or loop on a tensor that was not mended."""
@@ -209,10 +217,17 @@ class Attempt:
                     f"{shared[0]} may share storage with {name}, changed in place in line {line}"
                 )
 
-    def _expressions(self, s: ast.stmt, body: list[ast.stmt], i: int) -> None:
+    def _expressions(self, s: ast.stmt, body: list[ast.stmt], i: int) -> bool:
         """Conditional expressions, ``and``, ``or`` and chains within a statement."""
         if place(s) in self.declined or not asks_for_truth(s, self.flow):
-            return
+            return False
+        self.altered.add(place(s))
+        match s:
+            case ast.Assign(value=ast.IfExp() as tree) | ast.Return(value=ast.IfExp() as tree):
+                read = cfg.names(tree.body)[0] | cfg.names(tree.orelse)[0]
+                if to_repeat(self.flow, body, i, read, self.flow.fresh_names()):
+                    self._as_statement(s, body, i, tree)
+                    return True
         c = Conditions(self.flow, s)
         try:
             for name, value in ast.iter_fields(s):
@@ -220,11 +235,12 @@ class Attempt:
                     setattr(s, name, c.value(value))
         except NeedsStatement as choice_:
             self._as_statement(s, body, i, choice_.tree)
-            return
+            return True
         for tree, how in c.done:
             self.function.mended(tree, Kind.BRANCH, how)
         for tree in c.seen:
             self.function.mended(tree, Kind.ITEM, "where")
+        return True
 
     def _as_statement(self, s: ast.stmt, body: list[ast.stmt], i: int, tree: ast.IfExp) -> None:
         """``y = f(a if c else b)`` as ``if c: y = f(a)``, ``else: y = f(b)``."""
@@ -239,8 +255,8 @@ class Attempt:
             tree.mark = chosen  # type: ignore[attr-defined]
             one = copy.deepcopy(s)
             sides.append(_Chosen(chosen).visit(one))
-        made = placed(ast.If(tree.test, [sides[0]], [sides[1]]), tree)
-        made.sort = test_sort(tree.test, self.flow.sorts(s), self.flow.scope)  # type: ignore[attr-defined]
+        made = placed(ast.If(tree.test, [sides[0]], [sides[1]]), s)
+        made.sort, made.worth = Sort.TENSOR, True  # type: ignore[attr-defined]
         body[i] = made
 
     def _report_declined(self) -> None:
@@ -293,10 +309,7 @@ class Branch:
         fresh = self.flow.fresh_names()
         effect = self._effect(fresh)
         conditions = Conditions(self.flow, s)
-        try:
-            test = conditions.test(s.test)
-        except NeedsStatement as inner:
-            raise Decline("its condition chooses between Python values") from inner
+        test = conditions.test(copy.deepcopy(s.test))
         if returns:
             self._check_returns()
             outputs = None
@@ -321,6 +334,9 @@ class Branch:
             raise Decline(effect.reason)
         if effect.masked and effect.level > Level.GATED:
             raise Decline(f"prints, logs or raises, and {effect.reason}")
+        for one in (self.s.body, self.s.orelse):
+            if not masked(one, self.s.test, self.function.node.body):
+                raise Decline("prints, logs or raises")
         return effect
 
     def _check_returns(self) -> None:
@@ -381,9 +397,26 @@ class Branch:
         if size + sum(isinstance(n, ast.stmt) for r in rest for n in ast.walk(r)) > MOST_STATEMENTS:
             raise Decline(f"{python[0]} is a Python value, and what reads it is too long to copy")
         del self.body[self.i + 1 : self.i + 1 + len(rest)]
+        copies = copy.deepcopy(rest)
+        if has_effects(rest):
+            self._under_condition(rest, copies)
         self.s.body = [*_without_pass(self.s.body), *rest]
-        self.s.orelse = [*_without_pass(self.s.orelse), *copy.deepcopy(rest)]
+        self.s.orelse = [*_without_pass(self.s.orelse), *copies]
         self.attempt.done.discard(id(self.s))
+        self.attempt.altered.add(place(self.s))
+
+    def _under_condition(self, then: list[ast.stmt], other: list[ast.stmt]) -> None:
+        """Put effects of statements copied into both sides under the condition of each."""
+        s = self.s
+        yes, no = self.function.fresh("taken"), self.function.fresh("not_taken")
+        test = call("truth", Conditions(self.flow, s).test(s.test), at=s)
+        s.test = placed(_load(yes), s)
+        self.body[self.i : self.i] = [
+            placed(ast.Assign([stores([yes])], test), s),
+            placed(ast.Assign([stores([no])], call("negate", _load(yes), at=s)), s),
+        ]
+        mask(then, yes)
+        mask(other, no)
 
     # ── rewriting ──
 
@@ -391,6 +424,7 @@ class Branch:
         self, test: ast.expr, outputs: list[str] | None, effect: Effect, fresh: set[str]
     ) -> None:
         s = self.s
+        effect |= self._repeat(outputs, fresh)
         expressions = self._expressions(outputs)
         operands = self._operands(outputs, effect)
         if expressions is not None:
@@ -421,6 +455,17 @@ class Branch:
         end = placed(end, s)
         self.attempt.finished(end)
         self.body[self.i : self.i + 1] = [*new, end]
+
+    def _repeat(self, outputs: list[str] | None, fresh: set[str]) -> Effect:
+        """Compute again in the sides what has no finite gradient, so that it can be masked."""
+        effect = Effect()
+        for one in (self.s.body, self.s.orelse):
+            read = part(self.flow, one, outputs or [], self.s).live_at_start()
+            again = to_repeat(self.flow, self.body, self.i, read, fresh)
+            if again:
+                one[:0] = copy.deepcopy(again)
+                effect = Effect(Level.GATED, "repeats")
+        return effect
 
     def _expressions(self, outputs: list[str] | None) -> tuple[ast.expr, ast.expr] | None:
         """The sides as expressions, where each is one assignment or return."""
@@ -457,9 +502,7 @@ class Branch:
             chains = tensor_chains([*s.body, *s.orelse], env, flow.scope, bound)
         return Operands(names, {c: name_for(self.function, c) for c in chains})
 
-    def _owning(
-        self, one: list[ast.stmt], operands: Operands, fresh: set[str]
-    ) -> list[ast.stmt]:
+    def _owning(self, one: list[ast.stmt], operands: Operands, fresh: set[str]) -> list[ast.stmt]:
         """The side, working on copies of the tensors that it changes in place."""
         env = self.flow.sorts(self.s)
         names = sorted(changed(self.flow, one) & set(operands.names) & fresh)
@@ -494,7 +537,7 @@ def only_compared(
             case ast.Compare(ops=[op]) if not isinstance(op, ast.In | ast.NotIn):
                 return visit(tree.left) and visit(tree.comparators[0])
             case ast.BoolOp():
-                return all([_free_of(v, name) or visit(v) for v in tree.values])
+                return all(_free_of(v, name) or visit(v) for v in tree.values)
             case ast.UnaryOp(op=ast.Not() | ast.USub()):
                 return visit(tree.operand)
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
@@ -522,7 +565,7 @@ def asks_for_truth(s: ast.stmt, flow: Flow) -> bool:
             continue
         for node in ast.walk(value):
             match node:
-                case ast.IfExp() if worth(node.test, sort(node.test), flow.function):
+                case ast.IfExp() if worth(node.test, sort(node.test), flow, env):
                     return True
                 case ast.BoolOp() if any(sort(v) is Sort.TENSOR for v in node.values[:-1]):
                     return True
@@ -570,6 +613,3 @@ class _Chosen(ast.NodeTransformer):
         if hasattr(node, "mark"):
             return getattr(node, self.chosen)
         return self.generic_visit(node)
-
-
-

@@ -49,9 +49,7 @@ class Cases(list[Case]):
         """A case that must be captured whole once it is mended."""
         return self._register(maker, None, gradients)
 
-    def declined(
-        self, maker: Maker, reason: str, gradients: bool = True
-    ) -> Callable[[Any], Any]:
+    def declined(self, maker: Maker, reason: str, gradients: bool = True) -> Callable[[Any], Any]:
         """A case that must be left as it is, for a reason that contains these words."""
         return self._register(maker, reason, gradients)
 
@@ -63,7 +61,9 @@ class Cases(list[Case]):
         return register
 
 
-def mend_source(source: str, file: str = "corpus.py") -> tuple[ast.Module, dict[str, list[Finding]]]:
+def mend_source(
+    source: str, file: str = "corpus.py"
+) -> tuple[ast.Module, dict[str, list[Finding]]]:
     """A file's tree with all functions mended, and the findings by qualified name."""
     module = ast.parse(source)
     found: dict[str, list[Finding]] = {}

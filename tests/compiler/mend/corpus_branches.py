@@ -210,6 +210,7 @@ def early_return_inside(x: Tensor) -> Tensor:
 def return_after_python_branch(x: Tensor, flag: bool = True) -> Tensor:
     y = x * 2
     if flag:
+        y = y + 1
         if x.sum() > 0:
             return y
     y = y + 1
@@ -524,6 +525,26 @@ def division(x: Tensor) -> Tensor:
         y = x
         z = d
     return y * z
+
+
+@mended(near)
+def root_before_the_branch(x: Tensor) -> Tensor:
+    """Where it is zero, the root's slope is infinite: no gradient may go through it, not even 0."""
+    total = x.clamp(min=0).sum() - 0.7
+    t = torch.relu(total)
+    s = torch.sqrt(t)
+    if s > 0:
+        y = x / s
+    else:
+        y = x
+    return y + 1
+
+
+@mended(near)
+def deviation_before_the_branch(x: Tensor) -> Tensor:
+    y = x * (x.min() > 0)
+    deviation = y.std()
+    return y / deviation if deviation > 0 else y + x
 
 
 @mended(near)

@@ -121,7 +121,7 @@ class LeavesLayers(nn.Module):
         for layer in self.layers:
             if x.norm() < 0.9:
                 break
-            x = x * 0.7
+            x = layer(x) * 0.7
         return x
 
 
@@ -232,7 +232,7 @@ class RefinesItself(nn.Module):
         return x
 
 
-@mended(vector)
+@mended(vector, gradients=False)
 def loop_in_a_branch(x: Tensor) -> Tensor:
     if x.sum() > 0:
         while x.norm() > 1:
@@ -257,7 +257,7 @@ def while_with_break(x: Tensor) -> Tensor:
 @declined(counted, "i is read after the loop")
 def target_read_later(x: Tensor, n: Tensor) -> Tensor:
     i = 0
-    for i in range(int(n.sum())):
+    for i in range(int(n.sum())):  # noqa: B007
         x = x * 2
     return x * i
 
@@ -315,7 +315,7 @@ def in_steps(x: Tensor, n: Tensor) -> Tensor:
 def generator_left_early(x: Tensor) -> Tensor:
     rows = iter(x)
     for row in rows:
-        if row > 0.5:
+        if row.sum() > 0.5:
             break
     return x + sum(rows)
 
