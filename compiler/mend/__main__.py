@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = list(dict.fromkeys(f for given in options.what for f in _files(given)))
         for file in files:
             text, encoding = _read(file)
-            new, found = _mended(text, file)
+            new, found = _mended(text, file, options.all)
             findings += found
             for one in found:
                 print(one)
@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("what", nargs="+", metavar="FILE_OR_MODULE",
                         help="a Python file, a folder, or a module's name")  # fmt: skip
+    parser.add_argument("--all", action="store_true",
+                        help="look into functions that show no sign of tensors, too")  # fmt: skip
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show what --write would change")
     how.add_argument("--write", action="store_true", help="rewrite the files")
@@ -117,11 +119,11 @@ def _read(file: Path) -> tuple[str, str]:
         raise BadInput(f"{file}: {error.strerror}") from None
 
 
-def _mended(text: str, file: Path) -> tuple[str, list[Finding]]:
+def _mended(text: str, file: Path, everything: bool) -> tuple[str, list[Finding]]:
     from compiler.mend.written import mend_text  # brings in PyTorch
 
     try:
-        return mend_text(text, str(file))
+        return mend_text(text, str(file), everything)
     except SyntaxError as error:
         raise BadInput(f"{file}:{error.lineno}: syntax error: {error.msg}") from None
     except ValueError as error:  # null bytes

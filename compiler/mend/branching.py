@@ -203,7 +203,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
     value = terms[0]
     for term in terms[1:]:
         if not isinstance(value, Tensor):
-            if bool(value) is stop:
+            if (True if value else False) is stop:
                 return value
             value = term()
             continue
@@ -214,7 +214,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
         if isinstance(following, Tensor):
             a, b = truth(value), truth(following)
             value = a | b if stop else a & b
-        elif bool(following) is stop:
+        elif (True if following else False) is stop:
             value = torch.full_like(truth(value), stop)
     return value
 

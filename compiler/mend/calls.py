@@ -24,8 +24,8 @@ def effect(tree: ast.expr, scope: Scope) -> Kind | None:
     """The kind of effect that an expression is, or None."""
     if not isinstance(tree, ast.Call):
         return None
-    full = scope.dotted(tree.func)
-    if isinstance(tree.func, ast.Name) and full == "print":
+    full = scope.dotted(tree.func) or _imported_inside(tree.func, scope)
+    if isinstance(tree.func, ast.Name) and full == "print" and not _bound("print", scope):
         return Kind.PRINT
     if full in WARN:
         return Kind.WARNING
@@ -38,6 +38,8 @@ def effect(tree: ast.expr, scope: Scope) -> Kind | None:
 
 def body(tree: ast.Call, kind: Kind, splitter: Splitter) -> ast.expr:
     """What to run later for an effect; the splitter is told of its values. Raises Declined."""
+    if _imported_inside(tree.func, splitter.scope):
+        raise Declined(f"{_root(tree.func)} is imported inside of the function")
     make = {Kind.PRINT: _print, Kind.WARNING: _warning, Kind.LOGGING: _logging}[kind]
     if any(k.arg is None for k in tree.keywords):
         raise Declined("takes arguments by **")
@@ -65,6 +67,14 @@ def assertion(tree: ast.Assert, splitter: Splitter) -> ast.expr:
     splitter.check()
     raised = ast.Call(ast.Name("AssertionError", ast.Load()), message, [])
     return call("throw", placed(raised, tree), at=tree)
+
+
+def asks_for_level(tree: ast.Call, scope: Scope) -> bool:
+    """Whether a call asks a logger what it would log."""
+    match tree.func:
+        case ast.Attribute(attr="isEnabledFor" | "getEffectiveLevel", value=logger):
+            return _is_logger(logger, scope)
+    return False
 
 
 def _print(tree: ast.Call, splitter: Splitter) -> ast.expr:
@@ -190,10 +200,28 @@ def _made(name: str, scope: Scope) -> bool:
     return False
 
 
-def redefined(name: str, scope: Scope) -> bool:
-    """Whether the file itself binds a name at its top level."""
+def _bound(name: str, scope: Scope) -> bool:
+    """Whether the file binds a name at its top level."""
     module = scope.function.module
     return module is not None and name in cfg.assigned(module.body)
+
+
+def _imported_inside(callee: ast.expr, scope: Scope) -> str | None:
+    """``warnings.warn`` where the function itself imports ``warnings``."""
+    root = _root(callee)
+    if root not in scope.locals:
+        return None
+    for node in cfg.own_nodes(scope.function.node.body):
+        match node:
+            case ast.Import(names=names):
+                for a in names:
+                    if (a.asname or a.name) == root:
+                        return a.name + ast.unparse(callee)[len(root) :]
+            case ast.ImportFrom(module=str() as module, names=names):
+                for a in names:
+                    if (a.asname or a.name) == root:
+                        return f"{module}.{a.name}"
+    return None
 
 
 def _root(tree: ast.expr) -> str:

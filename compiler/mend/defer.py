@@ -89,6 +89,8 @@ def _report_rest(walker: Walker) -> None:
     for n in ast.walk(walker.function.node):
         if not isinstance(n, ast.Call) or id(n) in walker.refused:
             continue
+        if calls.asks_for_level(n, walker.scope):
+            walker.function.declined(n, Kind.LOGGING, "asks for the level of a logger")
         kind = calls.effect(n, walker.scope)
         if kind is None or _is_site(n, walker):
             continue

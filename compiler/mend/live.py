@@ -35,6 +35,7 @@ class Part:
 
     function: types.FunctionType
     instance: Any = None
+    inner: Any = None  # the function without its decorators
     calls: list[Called] = field(default_factory=list)
     node: ast.FunctionDef | None = None
     refused: str = ""  # why its source cannot be had
@@ -180,16 +181,18 @@ class _Mender:
         if theirs(function):
             return None
         part = self.parts[key] = Part(function, instance)
-        wrapped = inspect.unwrap(function)
+        inner = inspect.unwrap(function)
         try:
-            part.node = source.parse(wrapped)
-            if wrapped is not function:
+            if not isinstance(inner, types.FunctionType):
+                raise source.NoSource("wraps what is no function")
+            part.inner, part.node = inner, source.parse(inner)
+            if source.rewrapped(function, part.inner, part.inner) is None:
                 raise source.NoSource(f"is wrapped by a decorator{_decorators(part.node)}")
         except source.NoSource as reason:
             part.refused, part.node = str(reason), None
             return part
         part.calls = calls_of(
-            part.node, source.names(function), instance, owner_of(function, instance)
+            part.node, source.names(part.inner), instance, owner_of(function, instance)
         )
         for called in part.calls:
             if isinstance(called.target, torch.nn.Module):
@@ -257,7 +260,7 @@ class _Mender:
         return Mended(call, findings, before, after, self._classes())
 
     def _mend(self, part: Part) -> None:
-        function, node = part.function, part.node
+        function, node = part.inner or part.function, part.node
         code = function.__code__
         if node is None:
             self.findings.append(
@@ -276,7 +279,8 @@ class _Mender:
         after = ast.unparse(node)
         if after == before:
             return
-        part.new = source.rebuild(function, work, given)
+        new = source.rebuild(function, work, given)
+        part.new = source.rewrapped(part.function, function, new)
         sites = "".join(f"{n} = _mend.site({ast.unparse(s)})\n" for n, s in work.sites.items())
         where = f"# {code.co_filename}:{code.co_firstlineno}: {function.__qualname__}\n"
         self.texts.append((where + before, where + sites + after))

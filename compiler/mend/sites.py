@@ -69,16 +69,16 @@ def _pack(value: Any, packed: Packed, codes: list[str]) -> bool:
         return _pack_tensor(value, packed, codes)
     if value is None:
         codes.append("n")
-    elif isinstance(value, bool):
+    elif type(value) is bool:
         codes.append("b")
         packed.texts.append("x" if value else "")
-    elif isinstance(value, int):
+    elif type(value) is int:
         codes.append("i")
         packed.ints.append(value)
-    elif isinstance(value, float):
+    elif type(value) is float:
         codes.append("f")
         packed.tensors.append(torch.full((), value, dtype=torch.float64))
-    elif isinstance(value, str):
+    elif type(value) is str:
         codes.append("s")
         packed.texts.append(value)
     elif isinstance(value, torch.dtype):
@@ -122,7 +122,9 @@ def _pack_all(code: str, parts: tuple[Any, ...], packed: Packed, codes: list[str
 
 def _pack_tensor(value: Tensor, packed: Packed, codes: list[str]) -> bool:
     """A tensor, with what printing it shows of its gradient."""
-    if type(value) is torch.nn.Parameter or isinstance(value, torch.nn.Parameter):
+    if type(value) not in (Tensor, torch.nn.Parameter):
+        return False
+    if isinstance(value, torch.nn.Parameter):
         codes.append("q" if value.requires_grad else "p")
     elif value.requires_grad:
         codes.append("g" + asking.grad_fn(value))

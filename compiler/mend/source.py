@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import textwrap
 import types
@@ -17,8 +18,6 @@ from typing import Any
 
 from compiler.mend import runtime
 from compiler.mend.function import RUNTIME, Function
-
-CONTEXTS = {"torch.no_grad", "torch.enable_grad", "torch.inference_mode", "torch.set_grad_enabled"}
 
 
 class NoSource(Exception):
@@ -92,6 +91,38 @@ def rebuild(
     new.__module__, new.__qualname__, new.__name__ = old.__module__, old.__qualname__, old.__name__
     new.__dict__.update(vars(old))
     return new
+
+
+def rewrapped(wrapper: Any, old: types.FunctionType, new: types.FunctionType) -> Any:
+    """What a decorator made of ``old``, made of ``new``; None if it does not just hold on to it.
+
+    That is the way of decorators such as ``torch.no_grad()``: a function whose closure has a cell
+    with the decorated function.
+    """
+    if wrapper is old:
+        return new
+    inner = getattr(wrapper, "__wrapped__", None)
+    if not isinstance(wrapper, types.FunctionType) or not isinstance(inner, types.FunctionType):
+        return None
+    replaced = rewrapped(inner, old, new)
+    cells = list(wrapper.__closure__ or ())
+    holding = [k for k, cell in enumerate(cells) if _content(cell) is inner]
+    if replaced is None or len(holding) != 1:
+        return None
+    cells[holding[0]] = types.CellType(replaced)
+    made = types.FunctionType(
+        wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, tuple(cells)
+    )
+    functools.update_wrapper(made, wrapper)
+    made.__kwdefaults__, made.__wrapped__ = wrapper.__kwdefaults__, replaced  # type: ignore[attr-defined]
+    return made
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _compiled(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from compiler.mend import rewrite
 from compiler.mend.findings import Finding
 from compiler.mend.function import RUNTIME, Function
+from compiler.mend.relevant import relevant
 
 IMPORT = f"from compiler.mend import runtime as {RUNTIME}"
 
@@ -29,8 +30,11 @@ class Edit:
     text: str
 
 
-def mend_text(text: str, file: str) -> tuple[str, list[Finding]]:
-    """A file's text after mending, and what was found. Raises SyntaxError."""
+def mend_text(text: str, file: str, everything: bool = False) -> tuple[str, list[Finding]]:
+    """A file's text after mending, and what was found. Raises SyntaxError.
+
+    ``everything``: not only in functions that show signs of tensors (see ``relevant``).
+    """
     module = ast.parse(text, file)
     lines = text.splitlines(keepends=True)
     caught = _called_in_try(module)
@@ -38,7 +42,8 @@ def mend_text(text: str, file: str) -> tuple[str, list[Finding]]:
     sites: dict[int, str] = {}  # by the line above which they stand
     findings: list[Finding] = []
     taken = {n.id for n in ast.walk(module) if isinstance(n, ast.Name)}
-    for function in rewrite.functions(module, file):
+    functions = list(rewrite.functions(module, file))
+    for function in functions if everything else relevant(functions, module):
         function.caught = function.node.name in caught
         reason = _refused(function.node)
         before = copy.deepcopy(function.node)

@@ -797,6 +797,14 @@ def raises_on_a_walrus(x):
     return x
 
 
+@case(reason="imported inside of the function")
+def warns_by_an_import_inside(x):
+    import warnings as w
+
+    w.warn("inside")
+    return x
+
+
 @case(reason="takes arguments by **")
 def prints_keywords(x):
     options = {"sep": "-"}

@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +99,8 @@ def test_check_exits_with_1_while_something_breaks(
     capsys.readouterr()
     assert main([str(file), "--check"]) == 0
     assert capsys.readouterr().out == "1 file: nothing breaks a graph\n"
-    left = written(tmp_path, "def f(x):\n    y = print(x) or x\n    return y\n")
-    assert main([str(left), "--check"]) == 1
+    left = written(tmp_path, "def forward(self, x):\n    y = print(x) or x\n    return y\n")
+    assert main([str(left), "--check", "--all"]) == 1
     assert "not mended: is no statement of its own" in capsys.readouterr().out
 
 
@@ -188,10 +187,10 @@ def test_diff_shows_what_write_would_do(tmp_path: Path, capsys: pytest.CaptureFi
 def test_odd_layouts_stay_valid_and_mean_the_same(tmp_path: Path, text: str) -> None:
     file = tmp_path / "odd.py"
     file.write_bytes(text.encode())
-    assert main([str(file), "--write"]) == 0
+    assert main([str(file), "--write", "--all"]) == 0
     new = file.read_bytes().decode()
     ast.parse(new)
-    assert main([str(file), "--write"]) == 0
+    assert main([str(file), "--write", "--all"]) == 0
     assert file.read_bytes().decode() == new
     if "class" in text or not text:
         return
@@ -206,8 +205,8 @@ def test_odd_layouts_stay_valid_and_mean_the_same(tmp_path: Path, text: str) -> 
 def test_a_folder_and_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "deep").mkdir()
     written(tmp_path, "x = 1\n", "one.py")
-    written(tmp_path / "deep", "def f(x):\n    print(x)\n", "two.py")
-    assert main([str(tmp_path)]) == 0
+    written(tmp_path / "deep", "def forward(self, x):\n    print(x)\n", "two.py")
+    assert main([str(tmp_path), "--all"]) == 0
     out = capsys.readouterr().out
     assert "deep/two.py:2:5: print: mended (defer)" in out and "2 files: 1 would break" in out
     assert main(["compiler.options"]) == 0
@@ -248,7 +247,7 @@ def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_as_a_process(tmp_path: Path) -> None:
-    file = written(tmp_path, textwrap.dedent("def f(x):\n    print(x)\n"))
+    file = written(tmp_path, "import torch\ndef f(x: torch.Tensor):\n    print(x)\n")
     command = [sys.executable, "-m", "compiler.mend", str(file), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")

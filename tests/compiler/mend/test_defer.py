@@ -168,9 +168,13 @@ class Odd:
         return "odd"
 
 
-def test_what_cannot_travel_breaks_as_before() -> None:
-    odd = Odd()
+class Level(int):
+    def __repr__(self) -> str:
+        return "a level"
 
+
+@pytest.mark.parametrize("odd", [Odd(), Level(3), 2 + 3j, {1, 2}], ids=str)
+def test_what_cannot_travel_breaks_as_before(odd: Any) -> None:
     def prints(x: Tensor) -> Tensor:
         print("before", x.sum())
         print(odd, x.sum())
@@ -234,5 +238,6 @@ def test_logging_may_be_asked_for_its_level() -> None:
         return x
 
     mended = mend_callable(asks)
+    assert [f.reason for f in mended.findings if not f.mended] == ["asks for the level of a logger"]
     run = mended.running(torch.compile(mended.call, backend="aot_eager"))
     assert observed(run, torch.ones(2)) == observed(asks, torch.ones(2))

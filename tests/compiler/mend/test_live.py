@@ -227,7 +227,32 @@ def wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+@torch.no_grad()
 @wrapping
+def wrapped_twice(x: Tensor) -> Tensor:
+    print("wrapped", x.sum(), torch.is_grad_enabled())
+    return x * 2
+
+
+def test_decorators_that_hold_on_to_a_function_hold_on_to_the_mended_one() -> None:
+    run = compiled(wrapped_twice)
+    assert observed(run, torch.ones(2)) == observed(wrapped_twice, torch.ones(2))
+
+
+registry: dict[str, Callable[..., Any]] = {}
+
+
+def registering(function: Callable[..., Any]) -> Callable[..., Any]:
+    registry[function.__name__] = function
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        return registry["decorated"](*args)
+
+    return wrapped
+
+
+@registering
 def decorated(x: Tensor) -> Tensor:
     print("decorated")
     return x
@@ -250,7 +275,7 @@ exec("def executed(x):\n    print('executed')\n    return x", names)
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (decorated, "decorator (@wrapping)"),
+        (decorated, "decorator (@registering)"),
         (generates, "generator"),
         (waits, "coroutine"),
         (lambda x: print(x), "lambda"),
