@@ -592,7 +592,7 @@ class Sorts:
             sort = sort_of(over, env, self.scope)
             if isinstance(over, ast.Call) and self.scope.dotted(over.func) == "range":
                 sort = Sort.PYTHON
-        if sort not in (Sort.TENSOR, Sort.PYTHON) or not isinstance(target, ast.Name):
+        if sort not in (Sort.TENSOR, Sort.PYTHON, Sort.MODULE) or not isinstance(target, ast.Name):
             sort = Sort.UNKNOWN
         for name in cfg.names(target)[1]:
             env[name] = sort

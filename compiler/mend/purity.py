@@ -356,7 +356,8 @@ class Purity:
                 return Effect(Level.COSTLY, f"calls {name}, which reads tensors of its own")
             return effect | GATED
         if sort_of(callee, env, self.scope) is Sort.MODULE:
-            return self._static_module(callee)
+            listed = self._listed(callee)
+            return listed if listed is not None else self._static_module(callee)
         return impure(f"calls {name}, whose effects are not known")
 
     def _function(self, callee: ast.expr, live: Any) -> Function | None:
@@ -384,6 +385,32 @@ class Purity:
         for value in made:
             effect |= self._constructed(value, name)
         return effect
+
+    def _listed(self, callee: ast.expr) -> Effect | None:
+        """A module that a loop takes out of a list of modules, such as ``self.layers``."""
+        if not isinstance(callee, ast.Name):
+            return None
+        iterated = self.flow.graph.iterated.items()
+        lists = [over for to, over in iterated if callee.id in cfg.names(to)[1]]
+        effect = Effect()
+        for over in lists:
+            live = self.scope.live(over)
+            if isinstance(live, torch.nn.ModuleList | torch.nn.Sequential):
+                for child in live:
+                    effect |= self._live_module(child, callee.id)
+                continue
+            for made in self.scope.constructors(over):
+                kind = (self.scope.dotted(made.func) or "").split(".")[-1]
+                match made.args:
+                    case [ast.List(elts=parts)] if kind == "ModuleList":
+                        pass
+                    case [ast.ListComp(elt=part)] if kind == "ModuleList":
+                        parts = [part]
+                    case _:
+                        parts = list(made.args)
+                for part in parts:
+                    effect |= self._constructed(part, callee.id)
+        return effect if lists and effect != Effect() else None
 
     def _constructed(self, value: ast.expr, name: str) -> Effect:
         if not isinstance(value, ast.Call):
