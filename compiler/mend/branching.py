@@ -22,9 +22,9 @@ from compiler.mend.trial import try_capture
 Side = Callable[..., Any]
 
 
-WHOLE = {  # types without gradients, by name
-    **{t: str(t).split(".")[1] for t in (torch.bool, torch.uint8, torch.int8, torch.int16)},
-    **{t: str(t).split(".")[1] for t in (torch.int32, torch.int64)},
+WHOLE = {  # types without gradients, and the keys under which torch.cond returns them
+    t: f"mend::{t}"
+    for t in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 }
 
 
@@ -190,10 +190,12 @@ def as_floats(result: Any) -> Any:
     The backward pass of ``torch.cond`` asks for a gradient of every result.
     """
     if isinstance(result, Tensor) and torch.is_grad_enabled():
-        name = WHOLE.get(result.dtype)
-        if name == "int64":
-            return {name: result.view(torch.float64)}  # bit by bit, as not all are f64 numbers
-        return result if name is None else {name: result.to(torch.float64)}
+        key = WHOLE.get(result.dtype)
+        if key is None:
+            return result
+        if result.dtype == torch.int64:
+            return {key: result.view(torch.float64)}  # bit by bit, as not all are f64 numbers
+        return {key: result.to(torch.float64)}
     if isinstance(result, tuple | list):
         return type(result)([as_floats(r) for r in result])
     if isinstance(result, dict):
@@ -206,10 +208,10 @@ def from_floats(result: Any) -> Any:
     if isinstance(result, tuple | list):
         return type(result)([from_floats(r) for r in result])
     if isinstance(result, dict):
-        for dtype, name in WHOLE.items():
-            if name in result:
-                kept = result[name].detach()
-                return kept.view(dtype) if name == "int64" else kept.to(dtype)
+        for dtype, key in WHOLE.items():
+            if key in result:
+                kept = result[key].detach()
+                return kept.view(dtype) if dtype == torch.int64 else kept.to(dtype)
         return {key: from_floats(r) for key, r in result.items()}
     return result
 
@@ -242,7 +244,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
     value = terms[0]
     for term in terms[1:]:
         if not isinstance(value, Tensor):
-            if (True if value else False) is stop:
+            if (not value) is not stop:  # its truth, as an ``if`` asks for it
                 return value
             value = term()
             continue
@@ -253,7 +255,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
         if isinstance(following, Tensor):
             a, b = truth(value), truth(following)
             value = a | b if stop else a & b
-        elif (True if following else False) is stop:
+        elif (not following) is not stop:
             value = torch.full_like(truth(value), stop)
     return value
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from tests.compiler.mend import corpus_loops
-from tests.compiler.mend.branch_cases import Case, Mended, assert_same, check, make, mend_module, outcome
+from tests.compiler.mend.branch_cases import (
+    Case,
+    Mended,
+    assert_same,
+    check,
+    make,
+    mend_module,
+    outcome,
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from tests.compiler.mend import corpus_branches
-from tests.compiler.mend.branch_cases import Case, Mended, assert_same, check, make, mend_module, outcome
+from tests.compiler.mend.branch_cases import (
+    Case,
+    Mended,
+    assert_same,
+    check,
+    make,
+    mend_module,
+    outcome,
+)
 
 CASES = corpus_branches.CASES
 
