@@ -18,7 +18,6 @@ from compiler.mend.findings import Finding
 from compiler.mend.function import RUNTIME, Function
 from compiler.mend.relevant import relevant
 
-ROUNDS = 5
 IMPORT = f"from compiler.mend import runtime as {RUNTIME}"
 
 
@@ -48,7 +47,7 @@ def mend_text(text: str, file: str, everything: bool = False) -> tuple[str, list
         function.caught = function.node.name in caught
         reason = _refused(function.node)
         before = copy.deepcopy(function.node)
-        found = _settled(function)
+        found = rewrite.mend(function)
         if reason and any(f.mended for f in found):
             found = [_refusing(f, reason) for f in found]
         elif any(f.mended for f in found):
@@ -69,20 +68,6 @@ def mend_text(text: str, file: str, everything: bool = False) -> tuple[str, list
     new = _applied(lines, edits)
     ast.parse(new, file)
     return new, findings
-
-
-def _settled(function: Function) -> list[Finding]:
-    """Mend until nothing changes, as what is mended may let more be; what was found at first."""
-    found = rewrite.mend(function)
-    for _ in range(ROUNDS):
-        before = ast.dump(function.node)
-        function.findings = []
-        again = {(f.line, f.column, f.kind): f for f in rewrite.mend(function) if f.mended}
-        if ast.dump(function.node) == before:
-            break
-        found = [again.get((f.line, f.column, f.kind), f) for f in found]
-    function.findings = found
-    return found
 
 
 def _edits(lines: list[str], before: ast.FunctionDef, function: Function) -> list[Edit]:
