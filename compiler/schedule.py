@@ -168,8 +168,8 @@ def _needed(graph: Graph) -> list[Operation]:
 
 
 def _pure(op: FallbackOp) -> bool:
-    schema = op.target._schema
-    return not schema.is_mutable and bool(op.outputs)
+    schema = getattr(op.target, "_schema", None)  # torch.cond and its like have none
+    return (schema is None or not schema.is_mutable) and bool(op.outputs)
 
 
 def _alone(op: LoopOp) -> Group:

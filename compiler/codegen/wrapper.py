@@ -269,6 +269,10 @@ def _fallback(op: FallbackOp, targets: dict[str, Any]) -> list[str]:
             return f"torch.device({str(arg)!r})"
         if isinstance(arg, float):
             return f"float({str(arg)!r})"
+        if isinstance(arg, torch.fx.GraphModule):  # a side of torch.cond, which PyTorch runs
+            side = f"{name}_{len(targets)}"
+            targets[side] = arg
+            return side
         return repr(arg)
 
     given = [text(a) for a in op.args] + [f"{k}={text(v)}" for k, v in op.kwargs.items()]
