@@ -19,7 +19,7 @@ from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
 from compiler.mend.formatting import formats
 from compiler.mend.function import RUNTIME, Function, call, placed
-from compiler.mend.kinds import Scope, Sort, sort_of
+from compiler.mend.kinds import Scope, Sort
 from compiler.mend.sides import Decline
 from compiler.mend.splitting import Declined, Splitter, call_later
 
@@ -123,10 +123,7 @@ class Walker:
             case ast.If():
                 return self._if(s, around)
             case ast.For() | ast.While():
-                inside = around
-                if self._ends_on_tensor(s):
-                    inside = around.refusing("stands in a loop that a tensor may end")
-                s.body, s.orelse = self.block(s.body, inside), self.block(s.orelse, inside)
+                s.body, s.orelse = self.block(s.body, around), self.block(s.orelse, around)
             case ast.With():
                 s.body = self.block(s.body, self._within(s, around))
             case ast.Try() | ast.TryStar():
@@ -151,23 +148,6 @@ class Walker:
             if full not in HARMLESS:
                 return around.refusing(f"stands in a context of its own: {ast.unparse(context)}")
         return around
-
-    def _ends_on_tensor(self, s: ast.For | ast.While) -> bool:
-        """Whether a tensor may decide how often a loop runs."""
-        if isinstance(s, ast.While):
-            if self._decides(s):
-                return True
-        elif any(
-            isinstance(n, ast.expr)
-            and sort_of(n, self.flow.sorts(s), self.scope) in (Sort.ITEM, Sort.TENSOR)
-            for n in ast.walk(s.iter)
-            if isinstance(s.iter, ast.Call) and self.scope.dotted(s.iter.func) == "range"
-        ):
-            return True
-        return any(
-            isinstance(n, ast.If) and _leaves(n, (ast.Break, ast.Return)) and self._decides(n)
-            for n in cfg.own_nodes(s.body)
-        )
 
     def _reported(self, s: ast.Expr, around: Around) -> list[ast.stmt]:
         """An effect that stands by itself."""
@@ -483,8 +463,9 @@ def _raises(side: Sequence[ast.stmt]) -> bool:
     return isinstance(last, ast.Raise)
 
 
-def _leaves(s: ast.stmt, ways: tuple[type, ...] = (ast.Return, ast.Break, ast.Continue)) -> bool:
+def _leaves(s: ast.stmt) -> bool:
     """Whether a statement holds one that leaves the block."""
+    ways = ast.Return | ast.Break | ast.Continue
     return any(isinstance(n, ways) for n in cfg.own_nodes([s]))
 
 
