@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _INLINED = ("collections", "functools", "dataclasses", "operator", "abc", "enum", "typing")
 _OWN = ("compiler.capture.polyfills",)
+_TORCH = (  # of torch's own Python
+    "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
+    "torch.nn.utils.rnn",
+)  # fmt: skip
 
 
 def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -70,6 +74,8 @@ def skipped(code: types.CodeType, module: Any) -> bool:
     top = name.split(".")[0]
     if name.startswith("compiler.capture.") and name not in _OWN:
         return True
+    if top == "torch":
+        return not name.startswith(_TORCH)
     if code.co_filename.startswith(_STDLIB) and "site-packages" not in code.co_filename:
         return top not in _INLINED
     return False
@@ -81,7 +87,6 @@ def call_function(
     code = function.code
     if skipped(code, function.scope.get("__name__")):
         raise Unsupported(f"calling {function.name} of {function.scope.get('__name__')}")
-    frame.trace.tensors.check_inlining(function)
     frame.trace.inlined.add(function.name)
     return frame.inline(function, bind_arguments(function, args, kwargs))
 

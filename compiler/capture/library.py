@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.capture import methods, polyfills
 from compiler.capture.attributes import (
     class_attribute,
+    exception_arguments,
     get_attribute,
     known_name,
     lookup,
@@ -38,7 +39,6 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MapIterator,
-    Missing,
     ObjectValue,
     PartialValue,
     SequenceValue,
@@ -53,6 +53,7 @@ from compiler.capture.values import (
     is_constant,
     key,
     look,
+    raising,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def folded(
     try:
         result = function(*map(constant, args), **{k: constant(v) for k, v in kwargs.items()})
     except Exception as error:
-        raise Unsupported(f"{type(error).__name__}: {error}") from error
+        known = all(type(a) in LITERALS for a in error.args)
+        raise raising(type(error), *(Constant(a) if known else None for a in error.args)) from error
     return fresh(frame, result)
 
 
@@ -363,13 +365,16 @@ def _(frame: Frame, a: Value, index: Value) -> Value | None:
             made = frame.call(a.factory, [])
             methods.set_item(frame, a, index, made)
             return look(made)
-        raise Unsupported("KeyError")
+        raise raising(KeyError, index)
     if isinstance(a, SequenceValue):
         place = _index(frame, index)
         try:
             found_items = a.items[place]
-        except (IndexError, TypeError) as error:
-            raise Unsupported(f"{type(error).__name__}: {error}") from error
+        except IndexError:
+            text = f"{'list' if isinstance(a, ListValue) else 'tuple'} index out of range"
+            raise raising(IndexError, Constant(text)) from None
+        except TypeError as error:
+            raise Unsupported(str(error)) from error
         if isinstance(found_items, list):
             if isinstance(a, ListValue):
                 return ListValue(found_items)
@@ -434,7 +439,7 @@ def _(frame: Frame, owner: Value, name: Value, default: Value | None = None) -> 
     text = known_name(name)
     found = get_attribute(frame, owner, text) or default
     if found is None:
-        raise Missing(f"AttributeError: {owner.cls.__name__} has no {text}")
+        raise raising(AttributeError, None)
     return found
 
 
@@ -463,7 +468,7 @@ def _(frame: Frame, owner: Value, name: Value) -> Value | None:
         return None
     found = usual_attribute(frame, owner, known_name(name))
     if found is None:
-        raise Missing(f"AttributeError: {owner.cls.__name__} has no {known_name(name)}")
+        raise raising(AttributeError, None)
     return found
 
 
@@ -529,9 +534,9 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
         return TupleValue([slots[name] for name in cls._fields], cls)
     own_init = isinstance(cls.__init__, types.FunctionType)  # type: ignore[misc]
     if issubclass(cls, BaseException) and not kwargs and not own_init:
-        value = ObjectValue(cls)
-        value.arguments = args
-        return value
+        exception = ObjectValue(cls)
+        exception.arguments = list(args)
+        return exception
     if not plain(cls) or type(cls).__call__ is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls)
@@ -593,7 +598,7 @@ def _(frame: Frame, it: Value, default: Value | None = None) -> Value:
         raise Unsupported(f"next() of a {it.cls.__name__}")
     found = it.advance(frame)
     if found is None and default is None:
-        raise Unsupported("StopIteration")
+        raise raising(StopIteration)
     return found or default  # type: ignore[return-value]
 
 
@@ -727,6 +732,10 @@ def _shown(name: str) -> Callable[..., Value | None]:
             method = None if value is None else special(frame, value, candidate)
             if method is not None and value is not None:
                 return look(frame.call(method, [value]))
+        if isinstance(value, ObjectValue) and issubclass(value.cls, BaseException):
+            how = str if name == "__str__" else repr
+            arguments = exception_arguments(value)
+            return folded(frame, lambda *args: how(value.cls(*args)), arguments, {})
         return None
 
     return handler

@@ -380,7 +380,9 @@ class Tensors(Extension):
         found = getattr(owner.cls, name, None)
         if callable(found) and not isinstance(found, type):
             return NamedMethod(owner, name)
-        if owner.obj is None and not hasattr(owner.fake, name):
+        if not hasattr(owner.fake if owner.obj is None else owner.obj, name):
+            if owner.source is not None:
+                self.trace.guards.add(f"not hasattr({{}}, {name!r})", owner.source)
             return None
         raise Unsupported(f"Tensor.{name}")
 
@@ -419,11 +421,6 @@ class Tensors(Extension):
 
     def enter(self, frame: Frame, manager: Value) -> bool:
         return managers.enter(self, frame, manager)
-
-    def check_inlining(self, function: FunctionValue) -> None:
-        name = str(function.scope.get("__name__", ""))
-        if name.split(".")[0] == "torch" and not name.startswith(modules.INLINED):
-            raise Unsupported(f"calling {name}.{function.name}")
 
     # ---- at the end
 

@@ -22,8 +22,19 @@ class Unsupported(Exception):
     """Not understood here, and left to Python: a graph break. The message says what it was."""
 
 
-class Missing(Unsupported):
-    """Python would raise AttributeError, which ``hasattr`` and ``getattr`` with a default catch."""
+class Raised(Unsupported):
+    """An exception of the user's, on its way to a handler; without one, Python shall raise it."""
+
+    def __init__(self, exception: ObjectValue) -> None:
+        super().__init__(f"raising {exception.cls.__name__}")
+        self.exception = exception
+
+
+def raising(cls: type, *arguments: Value | None) -> Raised:
+    """An exception that an operation raises; a None stands for a message that is not known."""
+    exception = ObjectValue(cls)
+    exception.arguments = list(arguments)
+    return Raised(exception)
 
 
 class Value:
@@ -337,10 +348,14 @@ class ObjectValue(Value):
         self.cls, self.obj, self.source = cls, obj, source
         self.attributes: dict[str, Value] = {}
         self.changed: dict[str, None] = {}
-        self.arguments: list[Value] = []  # of an exception, which keeps what it was made with
+        self.arguments: list[Value | None] = []  # of an exception: what it was made with
 
     def children(self) -> Sequence[Value]:
-        return [*self.attributes.values(), *self.arguments]
+        return [*self.attributes.values(), *(a for a in self.arguments if a is not None)]
+
+
+class Handling(Value):
+    """What lies on the stack while an exception is handled: the one handled before, or a place."""
 
 
 class Scope(Value):
