@@ -181,10 +181,11 @@ def bind(frame: Frame, found: Any, receiver: Value, cls: type, name: str) -> Val
     return trace.known(found)
 
 
-def _missing(frame: Frame, obj: Any, name: str) -> None:
+def _missing(frame: Frame, obj: Any, name: str) -> Value | None:
     """Guard that an object that is known still lacks an attribute."""
     source = frame.trace.constants.source(obj, getattr(obj, "__name__", "an object"))
     frame.trace.guards.add(f"not hasattr({{}}, {name!r})", source)
+    return None
 
 
 def exception_arguments(exception: ObjectValue) -> list[Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.attributes import special
@@ -11,6 +12,7 @@ from compiler.capture.values import (
     ByIdentity,
     Constant,
     DictValue,
+    Foreign,
     FunctionValue,
     Known,
     ListValue,
@@ -35,7 +37,7 @@ _INLINED = ("collections", "functools", "dataclasses", "operator", "abc", "enum"
 _OWN = ("compiler.capture.polyfills",)
 _TORCH = (  # of torch's own Python
     "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
-    "torch.nn.utils.rnn",
+    "torch.nn.utils.rnn", "torch.nn.functional", "torch.functional", "torch.backends.mha",
 )  # fmt: skip
 
 
@@ -65,6 +67,8 @@ def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Val
         method = special(frame, function, "__call__")
         if method is not None:
             return frame.call(method, [function, *args], kwargs)
+    if isinstance(function, Foreign) and function.cls is weakref.ref and function.source:
+        return frame.trace.wrap(function.obj(), function.source.then("{}()"))
     raise Unsupported(f"calling a {function.cls.__name__}")
 
 
@@ -85,6 +89,8 @@ def call_function(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     code = function.code
+    if hasattr(function.real, "_capture"):  # captured itself: here it is what it was made of
+        return frame.call(frame.trace.known(function.real.__wrapped__), args, kwargs)  # type: ignore[union-attr]
     if skipped(code, function.scope.get("__name__")):
         raise Unsupported(f"calling {function.name} of {function.scope.get('__name__')}")
     frame.trace.inlined.add(function.name)

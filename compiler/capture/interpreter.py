@@ -109,6 +109,7 @@ class Frame(Machine):
         if function.code.co_flags & 0x280:
             raise Unsupported("an asynchronous function")
         self.trace.depth += 1
+        self.trace.deepest = max(self.trace.deepest, self.trace.depth)
         try:
             return frame.run()
         finally:

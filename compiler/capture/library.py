@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import enum
 import functools
+import inspect
 import itertools
 import math
 import operator
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -39,6 +41,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MapIterator,
+    NeedsFrame,
     ObjectValue,
     PartialValue,
     SequenceValue,
@@ -95,6 +98,8 @@ def call_known(frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Valu
         try:
             result = handler(frame, *args, **kwargs)
         except TypeError as error:
+            if _inside(error):
+                raise
             raise Unsupported(f"{getattr(obj, '__name__', obj)}(): {error}") from error
         if result is not None:
             return result
@@ -118,6 +123,12 @@ def call_method(
         if bound in HANDLERS or _pure(bound):
             return call_known(frame, bound, args, kwargs)
     return methods.call_method(frame, receiver, name, args, kwargs)
+
+
+def _inside(error: TypeError) -> bool:
+    """Whether it comes from within a handler: a bug, and no wrong call."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is not None
 
 
 def _pure(obj: Any) -> bool:
@@ -501,6 +512,8 @@ def _(frame: Frame, *args: Value) -> Value:
 @handles(super)
 def _(frame: Frame, *args: Value) -> Value:
     if not args:
+        if "__class__" not in frame.slots:
+            raise NeedsFrame("super()")
         cell = frame.slots["__class__"]
         first = frame.slots[frame.code.co_varnames[0]]
         args = tuple(getattr(v, "content", v) for v in (cell, first))
@@ -555,12 +568,14 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
 def iterator(frame: Frame, value: Value) -> IteratorValue:
     if isinstance(value, IteratorValue):
         return value
+    if isinstance(value, methods.ViewValue):
+        return ItemIterator(value.items, value.of)
     if isinstance(value, SequenceValue):
         return ItemIterator(value.items)
     if isinstance(value, DictValue):
-        return ItemIterator([k for k, _ in value.entries.values()])
+        return ItemIterator([k for k, _ in value.entries.values()], value)
     if isinstance(value, SetValue):
-        return ItemIterator(value.in_order())
+        return ItemIterator(value.in_order(), value)
     if isinstance(value, Constant) and isinstance(value.value, str | bytes | range):
         if len(value.value) > 100_000:
             raise Unsupported("a loop of more than 100000 rounds")
@@ -744,19 +759,12 @@ def _shown(name: str) -> Callable[..., Value | None]:
 HANDLERS[str], HANDLERS[repr] = _shown("__str__"), _shown("__repr__")
 
 
-def _unused(frame: Frame, *args: Value, **kwargs: Value) -> Value:
-    raise Unsupported("input and output")
+def _looks_at_frame(frame: Frame, *args: Value, **kwargs: Value) -> Value:
+    raise NeedsFrame("a call that looks at the frame it is made from")
 
 
-for _effect in (
-    print,
-    input,
-    open,
-    builtins.exec,
-    builtins.eval,
-    builtins.id,
-    globals,
-    locals,
-    vars,
-):
-    HANDLERS[_effect] = _unused
+for _frame_call in (
+    locals, vars, dir, globals, builtins.exec, builtins.eval, sys._getframe, inspect.currentframe,
+    inspect.stack,
+):  # fmt: skip
+    HANDLERS[_frame_call] = _looks_at_frame

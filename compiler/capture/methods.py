@@ -73,6 +73,8 @@ def call_method(
             try:
                 return handler(frame, receiver, *args, **kwargs)
             except TypeError as error:
+                if library._inside(error):
+                    raise
                 raise Unsupported(f"{name}(): {error}") from error
     values = [receiver, *args, *kwargs.values()]
     if isinstance(receiver, Constant) and name == "join" and not kwargs:

@@ -50,7 +50,7 @@ class Trace:
         self.constants = Constants()
         self.guards = Guards(self.constants)
         self.clock = 0
-        self.depth = 0
+        self.depth = self.deepest = 0  # of calls; the deepest of the current instruction
         self.dirty: dict[int, Value] = {}  # changed values from outside, in order
         self.seen: dict[int, Value] = {}
         self.inlined: set[str] = set()

@@ -22,6 +22,10 @@ class Unsupported(Exception):
     """Not understood here, and left to Python: a graph break. The message says what it was."""
 
 
+class NeedsFrame(Unsupported):
+    """A call that looks at the frame it is made from, such as ``locals()``."""
+
+
 class Raised(Unsupported):
     """An exception of the user's, on its way to a handler; without one, Python shall raise it."""
 
@@ -389,12 +393,14 @@ class IteratorValue(Value):
 
 
 class ItemIterator(IteratorValue):
-    """Over items, which for a list may still grow."""
+    """Over items, which for a list may still grow; the keys ``of`` a dictionary may not."""
 
-    def __init__(self, items: list[Value], place: int = 0) -> None:
-        self.items, self.place, self.cls = items, place, type(iter(()))
+    def __init__(self, items: list[Value], of: DictValue | SetValue | None = None) -> None:
+        self.items, self.place, self.of, self.cls = items, 0, of, type(iter(()))
 
     def advance(self, frame: Frame | None = None) -> Value | None:
+        if self.of is not None and len(self.of.entries) != len(self.items):
+            raise Unsupported(f"a {self.of.cls.__name__} that changes while it is gone through")
         if self.place >= len(self.items):
             return None
         self.place += 1

@@ -690,7 +690,9 @@ def catches(n):
         except ZeroDivisionError as error:
             log.append((what, str(error), type(error).__name__))
         except Exception as error:
-            log.append((what, isinstance(error, LookupError), repr(error) if what == "class" else ""))
+            log.append(
+                (what, isinstance(error, LookupError), repr(error) if what == "class" else "")
+            )
         else:
             log.append("else")
         finally:

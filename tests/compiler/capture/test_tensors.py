@@ -384,6 +384,19 @@ def test_module_global_changes() -> None:
         SCALE.fill_(2)
 
 
+def test_captured_in_captured() -> None:
+    from compiler.capture import capture, explain
+
+    inner = capture(lambda x: x * 2, backend=lambda gm, inputs: gm)
+    outer = capture(lambda x: inner(x) + 1, backend=lambda gm, inputs: gm)
+    again = capture(inner, backend=lambda gm, inputs: gm)
+    net = capture(capture(Net(), lambda gm, inputs: gm), lambda gm, inputs: gm)
+    assert torch.equal(outer(X), X * 2 + 1) and torch.equal(again(X), X * 2)
+    assert explain(outer).whole and explain(outer).operations == 2
+    torch.testing.assert_close(net(X), net._orig_mod(X))
+    assert explain(net).whole
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
