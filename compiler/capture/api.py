@@ -121,7 +121,8 @@ def capture(
     assert backend is not None
     session = Session(backend, dynamic, limit)
     if hasattr(function, "_capture"):
-        function = getattr(function, "__wrapped__", None) or function._orig_mod
+        captured: Any = function
+        function = getattr(captured, "__wrapped__", None) or captured._orig_mod
     receiver, plain = None, function
     if isinstance(function, types.MethodType):
         receiver, plain = function.__self__, function.__func__
