@@ -12,7 +12,6 @@ import ast
 import builtins
 import functools
 import inspect
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +24,7 @@ from compiler.mend import rewrite, source
 from compiler.mend.calltree import Called, calls_of, owner_of, theirs
 from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import Function
-
-SHARED = "_mended"  # attribute of a class for which there is a mended subclass
+from compiler.mend.swaps import SWAPS, Identity
 
 
 @dataclass
@@ -60,12 +58,12 @@ class Mended:
     def swapped(self) -> Iterator[None]:
         """Let instances belong to their mended classes meanwhile."""
         for instance, new in self.classes.items():
-            _SWAPS.enter(instance.value, new)
+            SWAPS.enter(instance.value, new)
         try:
             yield
         finally:
             for instance in self.classes:
-                _SWAPS.leave(instance.value)
+                SWAPS.leave(instance.value)
 
     def running(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled``, called inside of ``swapped()``."""
@@ -83,47 +81,6 @@ class Mended:
         """The mended code, in eager mode."""
         with self.swapped():
             return self.call(*args, **kwargs)
-
-
-class Identity:
-    """An instance as a key, whatever it says of equality."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
-
-
-class _Swaps:
-    """Which instances belong to a mended class now, and how many calls need that."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count: dict[int, int] = {}
-        self.was: dict[int, type] = {}
-
-    def enter(self, instance: Any, new: type) -> None:
-        with self.lock:
-            key = id(instance)
-            self.count[key] = self.count.get(key, 0) + 1
-            if self.count[key] == 1:
-                self.was[key] = type(instance)
-                object.__setattr__(instance, "__class__", new)
-
-    def leave(self, instance: Any) -> None:
-        with self.lock:
-            key = id(instance)
-            self.count[key] -= 1
-            if not self.count[key]:
-                object.__setattr__(instance, "__class__", self.was.pop(key))
-                del self.count[key]
-
-
-_SWAPS = _Swaps()
 
 
 def mend_callable(callee: Callable[..., Any]) -> Mended:
@@ -269,10 +226,9 @@ class _Mender:
             )  # fmt: skip
             return
         before = ast.unparse(node)
-        owner = _class_around(part) if part.instance is not None else None
         work = Function(
-            node, code.co_filename, function.__qualname__, owner=owner,
-            names=source.names(function), instance=part.instance, caught=part.caught,
+            node, code.co_filename, function.__qualname__, names=source.names(function),
+            instance=part.instance, caught=part.caught,
         )  # fmt: skip
         self.findings += rewrite.mend(work)
         given = self._swap_calls(part, work)
@@ -351,10 +307,6 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
             if name not in seen:
                 seen.add(name)
                 yield name, member
-
-
-def _class_around(part: Part) -> ast.ClassDef | None:
-    return None
 
 
 def _first(node: ast.FunctionDef) -> str:
