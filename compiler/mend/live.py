@@ -15,7 +15,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -210,11 +210,12 @@ class _Mender:
             call = self.root.new
             if isinstance(self.callee, types.MethodType):
                 call = types.MethodType(self.root.new, self.callee.__self__)
+        classes = self._classes()
         findings = sorted(self.findings, key=lambda f: (f.file, f.line, f.column))
         before, after = (
             ("\n\n".join(t) for t in zip(*self.texts, strict=True)) if self.texts else ("", "")
         )
-        return Mended(call, findings, before, after, self._classes())
+        return Mended(call, findings, before, after, classes)
 
     def _mend(self, part: Part) -> None:
         function, node = part.inner or part.function, part.node
@@ -288,15 +289,17 @@ class _Mender:
             return None
         members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
         members |= {"__doc__": kind.__doc__, "__slots__": ()}
-        return _subclass(kind, members)
-
-
-def _subclass(kind: type, members: dict[str, Any]) -> type | None:
-    """A subclass made without telling the class, which may count its subclasses or refuse them."""
-    try:
-        return type.__new__(type(kind), kind.__name__, (kind,), members)
-    except TypeError:
-        return None
+        try:
+            return type(kind)(kind.__name__, (kind,), members)
+        except Exception as error:  # of the user's own metaclass or __init_subclass__
+            reason = f"its class refuses a subclass: {error}"
+            found = {part.inner.__code__ for (_, k), part in self.parts.items() if k is kind}
+            lines = {(code.co_filename, code.co_qualname) for code in found}
+            self.findings = [
+                replace(f, how="", reason=reason) if (f.file, f.function) in lines else f
+                for f in self.findings
+            ]
+            return None
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
