@@ -341,6 +341,20 @@ def chosen_dimension(x: Tensor) -> Tensor:
     return y.sum(dim)
 
 
+@mended(pair)
+def chosen_number_inside(x: Tensor, w: Tensor, flag: bool = True) -> Tensor:
+    scale = 1.0
+    if flag:
+        if w.max() > 0:
+            x = x + 1
+            if x.sum() > 0:
+                scale = 2.0
+        else:
+            x = x * 2
+    y = x * scale
+    return y + w
+
+
 @mended(vector)
 def number_in_arithmetic(x: Tensor) -> Tensor:
     return x * (2.0 if x.sum() > 0 else 0.5) + 1
@@ -723,6 +737,16 @@ def own_tensor_in_place(x: Tensor) -> Tensor:
     return y * 2
 
 
+@mended(pair)
+def made_in_the_side(x: Tensor, w: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        z += w
+        z.clamp_(max=3)
+    return z
+
+
 # ── in loops over Python values ──
 
 
@@ -882,6 +906,29 @@ def changes_input(x: Tensor) -> Tensor:
     if x.sum() > 0:
         x += 1
     return x * 2
+
+
+@declined(vector, "changes z in place")
+def made_in_the_side_then_shared(x: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        y = z
+        z += 1
+    else:
+        y = x
+    return z + y
+
+
+@declined(vector, "changes z in place", gradients=False)
+def shared_in_the_next_round(x: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        for _ in range(2):
+            z += 1
+            z = x
+    return z
 
 
 @declined(vector, ".mul_() changes x in place", gradients=False)
