@@ -3,7 +3,6 @@
 Run as a script, it checks all with the interpreter that runs it.
 """
 
-
 from __future__ import annotations
 
 import ast
