@@ -8,7 +8,7 @@ that no more is guarded than was used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,6 @@ class Value:
     source: Source | None = None
     born: int = 0
     frozen = False  # not to be changed here
-
-    def children(self) -> Sequence[Value]:
-        return ()
 
 
 class Null(Value):
@@ -128,9 +125,6 @@ class SequenceValue(Value):
             self._items = self._fill()
         return self._items
 
-    def children(self) -> Sequence[Value]:
-        return self._items or ()
-
 
 class TupleValue(SequenceValue):
     """A tuple, a named tuple, or a tensor's shape."""
@@ -162,9 +156,6 @@ class ListValue(SequenceValue):
             assert self._fill is not None
             self._items, self.added = self._fill() + self.added, []
         return self._items
-
-    def children(self) -> Sequence[Value]:
-        return [*(self._items or ()), *self.added]
 
 
 class Key:
@@ -215,9 +206,6 @@ class DictValue(Value):
         self.changed: dict[Any, None] = {}
         self.rewritten = False
 
-    def children(self) -> Sequence[Value]:
-        return [v for pair in self.entries.values() for v in pair]
-
 
 class SetValue(Value):
     """``entries`` in the order of insertion; ``uncertain``: Python's own order is not known."""
@@ -247,18 +235,12 @@ class SetValue(Value):
             return [self.entries[name] for name in real]
         return list(self.entries.values())
 
-    def children(self) -> Sequence[Value]:
-        return list(self.entries.values())
-
 
 class SliceValue(Value):
     cls = slice
 
     def __init__(self, parts: Sequence[Value]) -> None:
         self.parts = list(parts)
-
-    def children(self) -> Sequence[Value]:
-        return self.parts
 
 
 class CellValue(Value):
@@ -270,9 +252,6 @@ class CellValue(Value):
         self, content: Value | None, source: Source | None = None, real: Any = None
     ) -> None:
         self.content, self.source, self.real = content, source, real
-
-    def children(self) -> Sequence[Value]:
-        return () if self.content is None else (self.content,)
 
 
 class FunctionValue(Value):
@@ -290,9 +269,6 @@ class FunctionValue(Value):
         self.cells: list[CellValue] = []
         self.attributes: dict[str, Value] = {}
 
-    def children(self) -> Sequence[Value]:
-        return [*self.defaults, *self.kwdefaults.values(), *self.cells, *self.attributes.values()]
-
 
 class MethodValue(Value):
     """``function`` with its first argument given."""
@@ -301,9 +277,6 @@ class MethodValue(Value):
 
     def __init__(self, receiver: Value, function: Value, name: str = "") -> None:
         self.receiver, self.function, self.name = receiver, function, name
-
-    def children(self) -> Sequence[Value]:
-        return (self.receiver, self.function)
 
 
 class NamedMethod(Value):
@@ -314,18 +287,12 @@ class NamedMethod(Value):
     def __init__(self, receiver: Value, name: str) -> None:
         self.receiver, self.name = receiver, name
 
-    def children(self) -> Sequence[Value]:
-        return (self.receiver,)
-
 
 class Recaptured(Value):
     """A function that Python is left to call, captured in turn."""
 
     def __init__(self, function: Value) -> None:
         self.function, self.cls = function, function.cls
-
-    def children(self) -> Sequence[Value]:
-        return (self.function,)
 
 
 class PartialValue(Value):
@@ -337,9 +304,6 @@ class PartialValue(Value):
     ) -> None:  # fmt: skip
         self.cls, self.function, self.args, self.kwargs = cls, function, args, kwargs
         self.source = source
-
-    def children(self) -> Sequence[Value]:
-        return [self.function, *self.args, *self.kwargs.values()]
 
 
 class ObjectValue(Value):
@@ -353,9 +317,6 @@ class ObjectValue(Value):
         self.attributes: dict[str, Value] = {}
         self.changed: dict[str, None] = {}
         self.arguments: list[Value | None] = []  # of an exception: what it was made with
-
-    def children(self) -> Sequence[Value]:
-        return [*self.attributes.values(), *(a for a in self.arguments if a is not None)]
 
 
 class Handling(Value):
@@ -375,9 +336,6 @@ class SuperValue(Value):
 
     def __init__(self, after: type, receiver: Value, of: type) -> None:
         self.after, self.receiver, self.of = after, receiver, of
-
-    def children(self) -> Sequence[Value]:
-        return (self.receiver,)
 
 
 class IteratorValue(Value):
@@ -406,9 +364,6 @@ class ItemIterator(IteratorValue):
         self.place += 1
         return look(self.items[self.place - 1])
 
-    def children(self) -> Sequence[Value]:
-        return self.items[self.place :]
-
 
 class ZipIterator(IteratorValue):
     cls = zip
@@ -430,9 +385,6 @@ class ZipIterator(IteratorValue):
     def drainable(self) -> bool:
         return not self.named and not self.strict and all(p.drainable() for p in self.parts)
 
-    def children(self) -> Sequence[Value]:
-        return self.parts
-
 
 class EnumerateIterator(IteratorValue):
     cls = enumerate
@@ -449,9 +401,6 @@ class EnumerateIterator(IteratorValue):
 
     def drainable(self) -> bool:
         return not self.named and self.part.drainable()
-
-    def children(self) -> Sequence[Value]:
-        return (self.part,)
 
 
 class MapIterator(IteratorValue):
@@ -478,9 +427,6 @@ class MapIterator(IteratorValue):
     def drainable(self) -> bool:
         return False
 
-    def children(self) -> Sequence[Value]:
-        return (self.function, *self.parts)
-
 
 class Generator(IteratorValue):
     """A generator function's frame, which goes on where it stopped."""
@@ -497,9 +443,6 @@ class Generator(IteratorValue):
 
     def drainable(self) -> bool:
         return False
-
-    def children(self) -> Sequence[Value]:
-        return [*self.inner.slots.values(), *self.inner.stack]
 
 
 def constant(value: Value) -> Any:
@@ -530,19 +473,3 @@ def is_constant(value: Value) -> bool:
     except NotConstant:
         return False
     return True
-
-
-def everything(roots: Sequence[Value]) -> Iterator[Value]:
-    """Values and all that can be reached from them, each once."""
-    seen: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Lazy):
-            if value.seen is None:
-                continue
-            value = value.seen
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-            waiting.extend(value.children())
