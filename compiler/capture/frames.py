@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.capture.bytecode import NULL_LAST, Instruction
 from compiler.capture.extension import GraphCall
 from compiler.capture.interpreter import Frame
+from compiler.capture.iterators import IteratorValue
 from compiler.capture.machine import GraphBreak
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
@@ -28,7 +29,6 @@ from compiler.capture.values import (
     ByIdentity,
     CellValue,
     FunctionValue,
-    IteratorValue,
     MethodValue,
     NeedsFrame,
     ObjectValue,
@@ -84,6 +84,7 @@ class Entry:
     details: dict[str, Callable[..., str]]  # more about a guard that failed, by its text
     reason: str = ""  # of the graph break that ends it, if any
     rest: list[Unit] = field(default_factory=list)
+    place: str = ""  # of the break: file and line
 
     def why(self, number: int, values: Sequence[Any]) -> str:
         """The guard that failed, and what there was instead, where that is known."""
@@ -291,6 +292,7 @@ class Attempt:
         return Entry(
             guard, run, self.trace.guards.texts, guard_code, code, graph,
             self.trace.guards.describers(parameters), self.reason, self.rest,
+            f"{original.co_filename}:{self.line}",
         )  # fmt: skip
 
     def _placed(self, code: str) -> Any:
