@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compiler.mend import corpus_loops
+from compiler.survey.corpus import tensor_loops
 from tests.compiler.mend.branch_cases import Case, Mended, check, mend_module
 
 
 @pytest.fixture(scope="module")
 def mended() -> Mended:
-    return mend_module(corpus_loops)
+    return mend_module(tensor_loops)
 
 
-@pytest.mark.parametrize("case", corpus_loops.CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", tensor_loops.CASES, ids=lambda c: c.name)
 def test_case(case: Case, mended: Mended) -> None:
     check(case, mended)

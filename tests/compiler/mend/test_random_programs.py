@@ -21,7 +21,12 @@ CONDITIONS = (
 )
 VALUES = (
     *("{v} * 2", "{v} + {w}", "torch.sqrt({v}.abs())", "{v} - {k}", "{v} * s", "torch.exp(-{v})"),
-    *("{v} / ({w}.abs() + 1)", "{v} @ torch.eye(3)", "{v}.log()", "{w} if {v}.sum() > {k} else {v}"),
+    *(
+        "{v} / ({w}.abs() + 1)",
+        "{v} @ torch.eye(3)",
+        "{v}.log()",
+        "{w} if {v}.sum() > {k} else {v}",
+    ),
 )
 NAMES = ("x", "y", "z")
 

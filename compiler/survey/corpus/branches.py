@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.compiler.mend.branch_cases import Cases
+from compiler.survey.register import Cases
 
-CASES = Cases()
+CASES = Cases("where")
 mended, declined = CASES.mended, CASES.declined
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.compiler.mend.branch_cases import Cases
+from compiler.survey.register import Cases
 
-CASES = Cases()
+CASES = Cases("loops")
 mended, declined = CASES.mended, CASES.declined
 
 
