@@ -137,7 +137,7 @@ PRESETS: dict[str, DLRMConfig] = {
         rows=(300, 200, 100, 100, 50, 50, 30, 20), dim=8, bottom=(32,), top=(64, 32)
     ),
     "movielens": DLRMConfig(
-        rows=(), dense_in=1, dim=16, bottom=(16,), top=(64, 32), pooling="sqrtn", dropout=0.3
+        rows=(), dense_in=1, dim=32, bottom=(16,), top=(64, 32), pooling="sqrtn", dropout=0.3
     ),
     "kaggle": DLRMConfig(rows=KAGGLE_ROWS, dim=16, bottom=(512, 256, 64), top=(512, 256)),
     "terabyte": DLRMConfig(

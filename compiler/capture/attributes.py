@@ -132,9 +132,9 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        if owner.obj is None or owner.changed or not (owner.source and owner.source.known):
+        if owner.obj is None or owner.changed or owner.source is None:
             raise Unsupported("the __dict__ of an object that is new or changed")
-        table = trace.known(owner.obj.__dict__, owner.source.text)
+        table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
         table.frozen = owner.frozen = True  # two names of the same: neither may change
         return table
     found = class_attribute(frame, owner.cls, name)

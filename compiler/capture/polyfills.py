@@ -110,7 +110,8 @@ def contains(container: Any, item: Any) -> bool:
 
 
 def not_contains(container: Any, item: Any) -> bool:
-    return item not in container
+    found = item in container  # in one line, this would be the instruction that it is for
+    return not found
 
 
 def index(items: Any, wanted: Any) -> int:

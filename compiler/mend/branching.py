@@ -43,9 +43,7 @@ def truth(c: Any) -> Any:
 
 def select(c: Any, a: Any, b: Any) -> Any:
     """``a if c else b``; for tensors of one kind, ``torch.where``."""
-    if not isinstance(c, Tensor):
-        return a if c else b
-    if c.numel() == 1 and alike(a, b):
+    if isinstance(c, Tensor) and torch.compiler.is_compiling() and c.numel() == 1 and alike(a, b):
         return a if a is b else torch.where(truth(c), a, b)
     return a if c else b
 

@@ -37,6 +37,7 @@ class Graph:
         self.blocks: list[Block] = []
         self.of: dict[ast.AST, int] = {}  # statement: the node it begins with
         self.after: dict[ast.AST, int] = {}  # statement: the node that follows it
+        self.iterated: dict[ast.expr, ast.expr] = {}  # target of a for loop: what it goes over
         self.parameters = parameters(function)
         self.captured = captured(function)
         self._handlers: list[int] = []  # where an exception may go
@@ -107,12 +108,17 @@ class Graph:
 
     # ── building ──
 
-    def _block(self, tree: ast.AST | None, *following: int) -> int:
+    def _block(self, tree: ast.AST | None, *following: int, binds: Iterable[str] = ()) -> int:
+        """A node, entered through one from which an exception goes on, where that is caught."""
         block = Block(tree, following=list(dict.fromkeys(following)))
         if tree is not None:
             block.reads, block.binds = names(tree)
+        block.binds |= set(binds)
         self.blocks.append(block)
-        return len(self.blocks) - 1
+        node = len(self.blocks) - 1
+        if tree is None or not self._handlers:
+            return node
+        return self._block(None, node, *self._handlers)
 
     def _suite(self, body: Sequence[ast.stmt], follow: int) -> int:
         for statement in reversed(body):
@@ -124,19 +130,22 @@ class Graph:
         match s:
             case ast.If():
                 sides = self._suite(s.body, follow), self._suite(s.orelse, follow)
-                return self._block(s.test, *sides, *self._handlers)
+                return self._block(s.test, *sides)
             case ast.While():
-                header = self._block(s.test, *self._handlers)
-                self._loop(s, header, follow)
+                header = self._block(None)
+                body, otherwise = self._loop(s, header, follow)
+                self.blocks[header].following = [self._block(s.test, body, otherwise)]
                 return header
             case ast.For() | ast.AsyncFor():
-                header = self._block(s.target, *self._handlers)
-                self._loop(s, header, follow)
-                return self._block(s.iter, header, *self._handlers)
+                header = self._block(None)
+                body, otherwise = self._loop(s, header, follow)
+                self.blocks[header].following = [self._block(s.target, body), otherwise]
+                self.iterated[s.target] = s.iter
+                return self._block(s.iter, header)
             case ast.Return():
-                return self._block(s, self.exit, *self._handlers)
+                return self._block(s, self.exit)
             case ast.Raise():
-                return self._block(s, *(self._handlers or [self.exit]))
+                return self._block(s, *([] if self._handlers else [self.exit]))
             case ast.Continue():
                 return self._block(s, self._loops[-1][0])
             case ast.Break():
@@ -148,14 +157,15 @@ class Graph:
             case ast.Match():
                 return self._match(s, follow)
             case _:
-                return self._block(s, follow, *self._handlers)
+                return self._block(s, follow)
 
-    def _loop(self, s: ast.While | ast.For | ast.AsyncFor, header: int, follow: int) -> None:
+    def _loop(
+        self, s: ast.While | ast.For | ast.AsyncFor, header: int, follow: int
+    ) -> tuple[int, int]:
         self._loops.append((header, follow))
         body = self._suite(s.body, header)
         self._loops.pop()
-        otherwise = self._suite(s.orelse, follow)
-        self.blocks[header].following[:0] = [body, otherwise]
+        return body, self._suite(s.orelse, follow)
 
     def _with(self, s: ast.With | ast.AsyncWith, follow: int) -> int:
         self._handlers.append(follow)  # the context may swallow an exception
@@ -173,10 +183,9 @@ class Graph:
             self._handlers.append(final)  # also after a return
         handlers = []
         for handler in s.handlers:
-            block = self._block(handler.type, self._suite(handler.body, final))
-            if handler.name:
-                self.blocks[block].binds.add(handler.name)
-            handlers.append(block)
+            bound = [handler.name] if handler.name else []
+            entry = self._suite(handler.body, final)
+            handlers.append(self._block(handler.type, entry, binds=bound))
         otherwise = self._suite(s.orelse, final)
         self._handlers.extend(handlers)
         entry = self._suite(s.body, otherwise)
@@ -189,14 +198,14 @@ class Graph:
         following = follow
         for case in reversed(s.cases):
             body = self._suite(case.body, follow)
-            guard = self._block(case.guard, body, following)
-            bound = {
-                n.name for n in ast.walk(case.pattern) if isinstance(n, ast.MatchAs | ast.MatchStar)
-            }
-            self.blocks[guard].binds |= {name for name in bound if name}
+            bound = [
+                n.name
+                for n in ast.walk(case.pattern)
+                if isinstance(n, ast.MatchAs | ast.MatchStar) and n.name
+            ]
+            guard = self._block(case.guard, body, following, binds=bound)
             following = self._block(case.pattern, guard, following)
-            self.blocks[following].binds.clear()
-        return self._block(s.subject, following, *self._handlers)
+        return self._block(s.subject, following)
 
 
 # ── names ──

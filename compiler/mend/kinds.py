@@ -578,26 +578,24 @@ class Sorts:
             case ast.FunctionDef():
                 env[tree.name] = Sort.OBJECT
             case ast.Tuple() | ast.List() | ast.Name() if isinstance(tree.ctx, ast.Store):
-                self._header(k, tree, env)
+                self._header(tree, env)
         for node in cfg.own_nodes(tree) if tree is not None else ():
             if isinstance(node, ast.NamedExpr):
                 env[node.target.id] = sort_of(node.value, env, self.scope)
         return env
 
-    def _header(self, k: int, target: ast.expr, env: Env) -> None:
+    def _header(self, target: ast.expr, env: Env) -> None:
         """The target of a for loop or with statement."""
-        over = [self.graph.blocks[p].tree for p in self.graph.preceding[k]]
+        over = self.graph.iterated.get(target)
         sort = Sort.UNKNOWN
-        for tree in over:
-            if isinstance(tree, ast.expr) and isinstance(
-                getattr(tree, "ctx", ast.Load()), ast.Load
-            ):
-                if isinstance(tree, ast.Call) and self.scope.dotted(tree.func) == "range":
-                    sort = Sort.PYTHON
-                elif sort_of(tree, env, self.scope) in (Sort.TENSOR, Sort.PYTHON):
-                    sort = sort_of(tree, env, self.scope)
+        if over is not None:
+            sort = sort_of(over, env, self.scope)
+            if isinstance(over, ast.Call) and self.scope.dotted(over.func) == "range":
+                sort = Sort.PYTHON
+        if sort not in (Sort.TENSOR, Sort.PYTHON) or not isinstance(target, ast.Name):
+            sort = Sort.UNKNOWN
         for name in cfg.names(target)[1]:
-            env[name] = sort if isinstance(target, ast.Name) else Sort.UNKNOWN
+            env[name] = sort
 
     def _assign(self, target: ast.expr, value: ast.expr, env: Env) -> None:
         match target, value:

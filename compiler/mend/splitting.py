@@ -49,7 +49,10 @@ class Splitter:
         if isinstance(tree, ast.Constant):
             return copy.deepcopy(tree)
         if isinstance(tree, ast.Name) and tree.id in self.replacing:
-            return self.later(self.replacing[tree.id])
+            was, self.replacing = self.replacing, {}
+            found = self.later(was[tree.id])
+            self.replacing = was
+            return found
         if isinstance(tree, ast.Name) and tree.id in self._bound:
             return copy.deepcopy(tree)
         if isinstance(tree, ast.Starred):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.mend import calls, cfg
@@ -242,7 +242,7 @@ class Walker:
         for s in side:
             match s:
                 case ast.Assign(targets=[ast.Name(id=name)]):
-                    replacing[name] = s.value
+                    replacing[name] = _Replacing(replacing).visit(copy.deepcopy(s.value))
                 case ast.Expr(value=ast.Call()):
                     total = self._total(when, around)
                     new.append(self._effect(s, total, around, replacing))
@@ -385,6 +385,16 @@ class Walker:
             return _Conditions(self.flow, s).test(copy.deepcopy(s.test))
         except (Decline, NeedsStatement) as reason:
             raise Declined(str(reason)) from None
+
+
+class _Replacing(ast.NodeTransformer):
+    """Names replaced by the expressions that they stand for."""
+
+    def __init__(self, replacing: Mapping[str, ast.expr]) -> None:
+        self.replacing = replacing
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self.replacing.get(node.id, node))
 
 
 class _Conditions(Conditions):

@@ -20,6 +20,7 @@ from compiler.mend import cfg
 from compiler.mend.conditions import Conditions, NeedsStatement, test_sort, worth
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
+from compiler.mend.history import to_repeat
 from compiler.mend.function import Function, call, placed
 from compiler.mend.kinds import Env, Sort, sort_of
 from compiler.mend.loops import Bounding, Place, TensorLoop, on_tensor, place
@@ -221,6 +222,12 @@ class Attempt:
         if place(s) in self.declined or not asks_for_truth(s, self.flow):
             return False
         self.altered.add(place(s))
+        match s:
+            case ast.Assign(value=ast.IfExp() as tree) | ast.Return(value=ast.IfExp() as tree):
+                read = cfg.names(tree.body)[0] | cfg.names(tree.orelse)[0]
+                if to_repeat(self.flow, body, i, read, self.flow.fresh_names()):
+                    self._as_statement(s, body, i, tree)
+                    return True
         c = Conditions(self.flow, s)
         try:
             for name, value in ast.iter_fields(s):
@@ -417,6 +424,7 @@ class Branch:
         self, test: ast.expr, outputs: list[str] | None, effect: Effect, fresh: set[str]
     ) -> None:
         s = self.s
+        effect |= self._repeat(outputs, fresh)
         expressions = self._expressions(outputs)
         operands = self._operands(outputs, effect)
         if expressions is not None:
@@ -447,6 +455,17 @@ class Branch:
         end = placed(end, s)
         self.attempt.finished(end)
         self.body[self.i : self.i + 1] = [*new, end]
+
+    def _repeat(self, outputs: list[str] | None, fresh: set[str]) -> Effect:
+        """Compute again in the sides what has no finite gradient, so that it can be masked."""
+        effect = Effect()
+        for one in (self.s.body, self.s.orelse):
+            read = part(self.flow, one, outputs or [], self.s).live_at_start()
+            again = to_repeat(self.flow, self.body, self.i, read, fresh)
+            if again:
+                one[:0] = copy.deepcopy(again)
+                effect = Effect(Level.GATED, "repeats")
+        return effect
 
     def _expressions(self, outputs: list[str] | None) -> tuple[ast.expr, ast.expr] | None:
         """The sides as expressions, where each is one assignment or return."""

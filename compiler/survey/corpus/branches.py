@@ -528,6 +528,26 @@ def division(x: Tensor) -> Tensor:
 
 
 @mended(near)
+def root_before_the_branch(x: Tensor) -> Tensor:
+    """Where it is zero, the root's slope is infinite: no gradient may go through it, not even 0."""
+    total = x.clamp(min=0).sum() - 0.7
+    t = torch.relu(total)
+    s = torch.sqrt(t)
+    if s > 0:
+        y = x / s
+    else:
+        y = x
+    return y + 1
+
+
+@mended(near)
+def deviation_before_the_branch(x: Tensor) -> Tensor:
+    y = x * (x.min() > 0)
+    deviation = y.std()
+    return y / deviation if deviation > 0 else y + x
+
+
+@mended(near)
 def overflow(x: Tensor) -> Tensor:
     big = x * 200
     if big.max() < 85:
