@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Functions and modules with branches on tensors: those that mend, and those that must not.
 
 ``mended(maker)``: one graph afterwards. ``declined(maker, words)``: left alone, for a reason that

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Several breaks in one function or module, and effects around and inside branches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What recommendation code does between its layers: checks, guards, caps, gates, calibration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Functions with loops whose number of rounds depends on a tensor: to mend, and to leave alone."""
 
 from __future__ import annotations

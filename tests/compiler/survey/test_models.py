@@ -1,4 +1,4 @@
-"""Real models: enough of them, each with what it needs, and one that is installed with this package."""
+"""Real models: enough of them, each with what it needs, and one of a package that is here."""
 
 from __future__ import annotations
 
