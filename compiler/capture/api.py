@@ -120,6 +120,9 @@ def capture(
         from compiler.backend import dlrm as backend
     assert backend is not None
     session = Session(backend, dynamic, limit)
+    if hasattr(function, "_capture"):
+        captured: Any = function
+        function = getattr(captured, "__wrapped__", None) or captured._orig_mod
     receiver, plain = None, function
     if isinstance(function, types.MethodType):
         receiver, plain = function.__self__, function.__func__

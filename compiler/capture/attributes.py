@@ -13,11 +13,11 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MethodValue,
-    Missing,
     NamedMethod,
     NotConstant,
     ObjectValue,
     PartialValue,
+    Raised,
     SetValue,
     SliceValue,
     SuperValue,
@@ -122,8 +122,10 @@ def _or_missing(frame: Frame, function: Any, owner: Value, name: str) -> Value |
     """What ``__getattribute__`` or ``__getattr__`` gives, None if it raises AttributeError."""
     try:
         return look(frame.call(frame.trace.known(function), [owner, Constant(name)]))
-    except Missing:
-        return None
+    except Raised as error:
+        if issubclass(error.exception.cls, AttributeError):
+            return None
+        raise
 
 
 def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
@@ -137,6 +139,8 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
         table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
         table.frozen = owner.frozen = True  # two names of the same: neither may change
         return table
+    if name == "args" and issubclass(owner.cls, BaseException):
+        return TupleValue(exception_arguments(owner))
     found = class_attribute(frame, owner.cls, name)
     if isinstance(found, property):
         if found.fget is None:
@@ -158,7 +162,7 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
     fallback = class_attribute(frame, owner.cls, "__getattr__")
     if isinstance(fallback, types.FunctionType):
         return _or_missing(frame, fallback, owner, name)
-    return None
+    return _missing(frame, owner.cls, name)
 
 
 def bind(frame: Frame, found: Any, receiver: Value, cls: type, name: str) -> Value:
@@ -175,6 +179,20 @@ def bind(frame: Frame, found: Any, receiver: Value, cls: type, name: str) -> Val
     if hasattr(type(found), "__get__") and not isinstance(found, type):
         raise Unsupported(f"the descriptor {name}")
     return trace.known(found)
+
+
+def _missing(frame: Frame, obj: Any, name: str) -> Value | None:
+    """Guard that an object that is known still lacks an attribute."""
+    source = frame.trace.constants.source(obj, getattr(obj, "__name__", "an object"))
+    frame.trace.guards.add(f"not hasattr({{}}, {name!r})", source)
+    return None
+
+
+def exception_arguments(exception: ObjectValue) -> list[Value]:
+    known = [a for a in exception.arguments if a is not None]
+    if len(known) < len(exception.arguments) or exception.obj is not None:
+        raise Unsupported(f"the message of a {exception.cls.__name__}")
+    return known
 
 
 def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
@@ -257,7 +275,7 @@ def _known_attribute(frame: Frame, owner: Known, name: str) -> Value | None:
     if isinstance(obj, types.ModuleType):
         if name not in vars(obj):
             if not hasattr(obj, name):
-                return None
+                return _missing(frame, obj, name)
             return trace.known(getattr(obj, name))  # made by the module's own __getattr__
         return trace.wrap(vars(obj)[name], trace.held(vars(obj), name, source.text))
     if isinstance(obj, type):
@@ -270,7 +288,7 @@ def _known_attribute(frame: Frame, owner: Known, name: str) -> Value | None:
             return MethodValue(owner, trace.known(lookup(type(obj), name)), name)
     public = getattr(obj, name, _ABSENT)
     if public is _ABSENT:
-        return None
+        return _missing(frame, obj, name)
     if public is getattr(obj, name):  # else it is made anew each time
         return trace.wrap(public, source.attribute(name))
     if isinstance(public, types.BuiltinMethodType | types.MethodWrapperType):
@@ -289,8 +307,9 @@ def _function_attribute(frame: Frame, owner: FunctionValue, name: str) -> Value 
         return frame.trace.known(owner.code)
     if owner.real is not None and owner.source is not None and hasattr(owner.real, name):
         return frame.trace.wrap(getattr(owner.real, name), owner.source.attribute(name))
-    if owner.real is None and name.startswith("__"):
+    if owner.real is None or owner.source is None:
         raise Unsupported(f"the attribute {name} of a function")
+    frame.trace.guards.add(f"not hasattr({{}}, {name!r})", owner.source)
     return None
 
 

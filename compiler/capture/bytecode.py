@@ -45,10 +45,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Decoded:
-    """``handlers[k]`` is the index of instruction k's exception handler, -1 for none."""
+    """``handlers[k]`` is the index of instruction k's exception handler, -1 for none.
+
+    ``entries[k]`` is the row of the exception table that says so.
+    """
 
     instructions: tuple[Instruction, ...]
     handlers: tuple[int, ...]
+    entries: tuple[Handler | None, ...]
     live: tuple[frozenset[str], ...]  # locals read at or after instruction k before written
 
 
@@ -87,12 +91,12 @@ def decode(code: CodeType) -> Decoded:
         Instruction(op, arg, offset, line, first[target] if target >= 0 else -1)
         for op, arg, offset, line, target in found
     )
-    handlers = [-1] * len(instructions)
-    for entry in exceptions(code):
-        for k, one in enumerate(instructions):
-            if entry.start <= one.offset < entry.end:
-                handlers[k] = first[entry.target]
-    return Decoded(instructions, tuple(handlers), _liveness(instructions, handlers))
+    table = exceptions(code)
+    entries = tuple(
+        next((e for e in table if e.start <= one.offset < e.end), None) for one in instructions
+    )
+    handlers = tuple(-1 if e is None else first[e.target] for e in entries)
+    return Decoded(instructions, handlers, entries, _liveness(instructions, handlers))
 
 
 def _target(real: list[dis.Instruction], k: int) -> int:
@@ -211,7 +215,9 @@ def exception_table(handlers: list[Handler]) -> bytes:
 _ENDS = frozenset(("JUMP", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE"))
 
 
-def _liveness(code: tuple[Instruction, ...], handlers: list[int]) -> tuple[frozenset[str], ...]:
+def _liveness(
+    code: tuple[Instruction, ...], handlers: tuple[int, ...]
+) -> tuple[frozenset[str], ...]:
     """Backwards over the code until nothing changes."""
     live: list[frozenset[str]] = [frozenset()] * (len(code) + 1)
     changed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.attributes import special
@@ -11,6 +12,7 @@ from compiler.capture.values import (
     ByIdentity,
     Constant,
     DictValue,
+    Foreign,
     FunctionValue,
     Known,
     ListValue,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _INLINED = ("collections", "functools", "dataclasses", "operator", "abc", "enum", "typing")
 _OWN = ("compiler.capture.polyfills",)
+_TORCH = (  # of torch's own Python
+    "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
+    "torch.nn.utils.rnn", "torch.nn.functional", "torch.functional", "torch.backends.mha",
+)  # fmt: skip
 
 
 def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -61,6 +67,8 @@ def call(frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Val
         method = special(frame, function, "__call__")
         if method is not None:
             return frame.call(method, [function, *args], kwargs)
+    if isinstance(function, Foreign) and function.cls is weakref.ref and function.source:
+        return frame.trace.wrap(function.obj(), function.source.then("{}()"))
     raise Unsupported(f"calling a {function.cls.__name__}")
 
 
@@ -70,6 +78,8 @@ def skipped(code: types.CodeType, module: Any) -> bool:
     top = name.split(".")[0]
     if name.startswith("compiler.capture.") and name not in _OWN:
         return True
+    if top == "torch":
+        return not name.startswith(_TORCH)
     if code.co_filename.startswith(_STDLIB) and "site-packages" not in code.co_filename:
         return top not in _INLINED
     return False
@@ -79,9 +89,10 @@ def call_function(
     frame: Frame, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     code = function.code
+    if hasattr(function.real, "_capture"):  # captured itself: here it is what it was made of
+        return frame.call(frame.trace.known(function.real.__wrapped__), args, kwargs)  # type: ignore[union-attr]
     if skipped(code, function.scope.get("__name__")):
         raise Unsupported(f"calling {function.name} of {function.scope.get('__name__')}")
-    frame.trace.tensors.check_inlining(function)
     frame.trace.inlined.add(function.name)
     return frame.inline(function, bind_arguments(function, args, kwargs))
 

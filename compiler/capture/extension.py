@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.capture.sources import Source
 from compiler.capture.values import (
-    FunctionValue,
     NotConstant,
     Unsupported,
     Value,
@@ -71,9 +70,6 @@ class Extension:
     def enter(self, frame: Frame, manager: Value) -> bool:
         """``with`` one of torch's own context managers, if it is one."""
         return False
-
-    def check_inlining(self, function: FunctionValue) -> None:
-        """Raise Unsupported for functions that the graph or Python shall have."""
 
     def rebuild(self, value: Value, rebuild: Rebuild) -> str | None:
         return None

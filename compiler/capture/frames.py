@@ -11,6 +11,7 @@ function: nothing has to be undone. There
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from compiler.capture.values import (
     FunctionValue,
     IteratorValue,
     MethodValue,
+    NeedsFrame,
     ObjectValue,
     Recaptured,
     TupleValue,
@@ -100,8 +102,13 @@ class Outermost(Frame):
         self.trace.clock += 1
         if self.trace.clock == self.break_at:
             raise _Here
+        self.trace.deepest = 0
         try:
             return super().step()
+        except NeedsFrame as why:
+            if self.trace.deepest == 0:  # of this very function, which no call may stand for
+                raise Declined(str(why)) from why
+            raise Restart(self.trace.clock, str(why)) from why
         except Unsupported as why:
             raise Restart(self.trace.clock, str(why)) from why
 
@@ -120,6 +127,7 @@ class Attempt:
         self.frame.break_at = break_at
         self.rebuild = Rebuild(self.trace, unit.session.recapture)
         self.rest: list[Unit] = []
+        self.line = 0  # in the user's file, that the function made of it stands for
 
     def run(self) -> Entry:
         tensors = self.trace.tensors
@@ -140,6 +148,7 @@ class Attempt:
         except _Here:
             return self._broken()
         self.reason = ""
+        self.line = self.frame.decoded.instructions[self.frame.index - 1].line
         code = self.rebuild.expression(result)
         self._finish()
         return [f"return {code}"]
@@ -155,6 +164,7 @@ class Attempt:
     def _broken(self) -> list[str]:
         frame = self.frame
         one = frame.decoded.instructions[frame.index]
+        self.line = one.line
         before = (list(frame.stack), frame.index)
         frame.breaking = True
         frame.break_at = -1
@@ -270,12 +280,33 @@ class Attempt:
         body = [*rebuild.fetches, *body, *rebuild.builds, *rebuild.effects, *lines]
         code = "\n    ".join([f"def run({', '.join(parameters)}):", *body])
         scope = dict(namespace)
-        exec(compile(code, f"<capture of {self.unit.name}>", "exec"), scope)
+        exec(self._placed(code), scope)
+        scope |= self._module_names()
         guard, guard_code = self.trace.guards.generate(parameters)
+        run = scope["run"]
+        original = self.frame.code
+        run.__code__ = run.__code__.replace(
+            co_name=original.co_name, co_qualname=original.co_qualname
+        )
         return Entry(
-            guard, scope["run"], self.trace.guards.texts, guard_code, code, graph,
+            guard, run, self.trace.guards.texts, guard_code, code, graph,
             self.trace.guards.describers(parameters), self.reason, self.rest,
         )  # fmt: skip
+
+    def _placed(self, code: str) -> Any:
+        """Compiled as if it stood where the original goes on: for tracebacks, logs and warnings."""
+        frame, tree = self.frame, ast.parse(code)
+        for node in ast.walk(tree):
+            if hasattr(node, "lineno"):
+                node.lineno = node.end_lineno = self.line  # type: ignore[attr-defined]
+        return compile(tree, frame.code.co_filename, "exec")
+
+    def _module_names(self) -> dict[str, Any]:
+        """What logging and warnings look for in a frame's globals."""
+        names = ("__name__", "__file__", "__loader__", "__spec__")
+        scope = self.frame.scope
+        found = {name: scope[name] for name in names if name in scope}
+        return {**found, "__warningregistry__": scope.setdefault("__warningregistry__", {})}
 
 
 def _recaptured(function: Value) -> Value:

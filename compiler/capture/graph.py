@@ -43,9 +43,9 @@ class Input:
         self.strides: tuple[Any, ...] = tuple(fake.stride())
         self.version = 0 if obj.is_inference() else fake._version
 
-    @property
-    def changed(self) -> bool:
-        return not self.obj.is_inference() and self.fake._version != self.version
+    def changed(self, inplace: bool) -> bool:
+        """Whether an operation changed it; unsure of those that count no versions."""
+        return inplace if self.obj.is_inference() else self.fake._version != self.version
 
 
 class CapturedGraph:
@@ -57,6 +57,7 @@ class CapturedGraph:
         self.shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self.shapes)
         self.inputs: list[Input] = []
+        self.inplace = False  # whether an operation changes an operand
         self.arguments: list[tuple[Source, fx.Node, Any]] = []  # of the graph, in order
         self.symbols: dict[Any, tuple[Source, fx.Node]] = {}
         self._anchor = self.graph._root  # placeholders go behind this one
@@ -131,7 +132,7 @@ class CapturedGraph:
 
     def is_dynamic_number(self, obj: int, source: Source) -> bool:
         """Whether an int was another one before, and is no 0 or 1, which often are choices."""
-        if self.unit.session.dynamic is False:
+        if self.unit.session.dynamic is False or abs(obj) > 2**60:
             return False
         before = self.unit.sizes.setdefault(source.text, (obj,))
         if before != (obj,):
@@ -205,8 +206,8 @@ class CapturedGraph:
 
     def _guard_overlap(self) -> None:
         """Inputs that are changed must share memory with no other."""
-        changed = [i for i in self.inputs if i.changed]
-        others = [i for i in self.inputs if not i.changed]
+        changed = [i for i in self.inputs if i.changed(self.inplace)]
+        others = [i for i in self.inputs if i not in changed]
         if not changed:
             return
         if overlap([i.obj for i in changed], [i.obj for i in others]):
@@ -270,7 +271,7 @@ class CapturedGraph:
 
     def _call_backend(self, backend: Callable[..., Any], gm: fx.GraphModule) -> Any:
         """With fresh fake tensors, where those of the capture have seen in-place operations."""
-        changed = any(i.changed for i in self.inputs)
+        changed = any(i.changed(self.inplace) for i in self.inputs)
         mode = FakeTensorMode(shape_env=self.shapes) if changed else self.mode
         by_node = {id(i.node): i for i in self.inputs}
         examples = []

@@ -24,11 +24,13 @@ from compiler.capture.values import (
     DictValue,
     FunctionValue,
     Generator,
+    Handling,
     IteratorValue,
     Known,
     ListValue,
     MethodValue,
-    Missing,
+    ObjectValue,
+    Raised,
     Scope,
     SequenceValue,
     SetValue,
@@ -107,12 +109,9 @@ class Frame(Machine):
         if function.code.co_flags & 0x280:
             raise Unsupported("an asynchronous function")
         self.trace.depth += 1
+        self.trace.deepest = max(self.trace.deepest, self.trace.depth)
         try:
             return frame.run()
-        except Missing as error:
-            if frame.decoded.handlers[frame.index - 1] >= 0:  # which a try block might catch
-                raise Unsupported(str(error)) from error
-            raise
         finally:
             self.trace.depth -= 1
 
@@ -484,6 +483,40 @@ class Frame(Machine):
 
     def LOAD_ASSERTION_ERROR(self, one: Instruction) -> None:
         self.push(Known(AssertionError))
+
+    # ---- exceptions
+
+    def RAISE_VARARGS(self, one: Instruction) -> None:
+        if one.arg == 0 or self.breaking:
+            raise Unsupported("raise")
+        raised = look(self.take(one.arg)[0])  # and what it is raised from
+        if isinstance(raised, Known) and isinstance(raised.value, type):
+            raised = look(self.call(raised, []))
+        if not isinstance(raised, ObjectValue) or not issubclass(raised.cls, BaseException):
+            raise Unsupported(f"raising a {raised.cls.__name__}")
+        raise Raised(raised)
+
+    def PUSH_EXC_INFO(self, one: Instruction) -> None:
+        exception = self.stack.pop()
+        self.push(Handling())
+        self.push(exception)
+
+    def POP_EXCEPT(self, one: Instruction) -> None:
+        self.stack.pop()
+
+    def CHECK_EXC_MATCH(self, one: Instruction) -> None:
+        classes = self.pop()
+        self.push(self.call(Known(isinstance), [self.stack[-1], classes]))
+
+    def RERAISE(self, one: Instruction) -> None:
+        exception = self.pop()
+        assert isinstance(exception, ObjectValue)
+        raise Raised(exception)
+
+    def WITH_EXCEPT_START(self, one: Instruction) -> None:
+        exception, leave = self.stack[-1], look(self.stack[-4])
+        details = [Known(exception.cls), exception, Handling()]
+        self.push(self.call(leave, details))
 
     # ---- with
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import enum
 import functools
+import inspect
 import itertools
 import math
 import operator
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.capture import methods, polyfills
 from compiler.capture.attributes import (
     class_attribute,
+    exception_arguments,
     get_attribute,
     known_name,
     lookup,
@@ -38,7 +41,7 @@ from compiler.capture.values import (
     Known,
     ListValue,
     MapIterator,
-    Missing,
+    NeedsFrame,
     ObjectValue,
     PartialValue,
     SequenceValue,
@@ -53,6 +56,7 @@ from compiler.capture.values import (
     is_constant,
     key,
     look,
+    raising,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +98,8 @@ def call_known(frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Valu
         try:
             result = handler(frame, *args, **kwargs)
         except TypeError as error:
+            if _inside(error):
+                raise
             raise Unsupported(f"{getattr(obj, '__name__', obj)}(): {error}") from error
         if result is not None:
             return result
@@ -119,6 +125,12 @@ def call_method(
     return methods.call_method(frame, receiver, name, args, kwargs)
 
 
+def _inside(error: TypeError) -> bool:
+    """Whether it comes from within a handler: a bug, and no wrong call."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is not None
+
+
 def _pure(obj: Any) -> bool:
     try:
         return obj in PURE
@@ -133,7 +145,8 @@ def folded(
     try:
         result = function(*map(constant, args), **{k: constant(v) for k, v in kwargs.items()})
     except Exception as error:
-        raise Unsupported(f"{type(error).__name__}: {error}") from error
+        known = all(type(a) in LITERALS for a in error.args)
+        raise raising(type(error), *(Constant(a) if known else None for a in error.args)) from error
     return fresh(frame, result)
 
 
@@ -363,13 +376,16 @@ def _(frame: Frame, a: Value, index: Value) -> Value | None:
             made = frame.call(a.factory, [])
             methods.set_item(frame, a, index, made)
             return look(made)
-        raise Unsupported("KeyError")
+        raise raising(KeyError, index)
     if isinstance(a, SequenceValue):
         place = _index(frame, index)
         try:
             found_items = a.items[place]
-        except (IndexError, TypeError) as error:
-            raise Unsupported(f"{type(error).__name__}: {error}") from error
+        except IndexError:
+            text = f"{'list' if isinstance(a, ListValue) else 'tuple'} index out of range"
+            raise raising(IndexError, Constant(text)) from None
+        except TypeError as error:
+            raise Unsupported(str(error)) from error
         if isinstance(found_items, list):
             if isinstance(a, ListValue):
                 return ListValue(found_items)
@@ -434,7 +450,7 @@ def _(frame: Frame, owner: Value, name: Value, default: Value | None = None) -> 
     text = known_name(name)
     found = get_attribute(frame, owner, text) or default
     if found is None:
-        raise Missing(f"AttributeError: {owner.cls.__name__} has no {text}")
+        raise raising(AttributeError, None)
     return found
 
 
@@ -463,7 +479,7 @@ def _(frame: Frame, owner: Value, name: Value) -> Value | None:
         return None
     found = usual_attribute(frame, owner, known_name(name))
     if found is None:
-        raise Missing(f"AttributeError: {owner.cls.__name__} has no {known_name(name)}")
+        raise raising(AttributeError, None)
     return found
 
 
@@ -496,6 +512,8 @@ def _(frame: Frame, *args: Value) -> Value:
 @handles(super)
 def _(frame: Frame, *args: Value) -> Value:
     if not args:
+        if "__class__" not in frame.slots:
+            raise NeedsFrame("super()")
         cell = frame.slots["__class__"]
         first = frame.slots[frame.code.co_varnames[0]]
         args = tuple(getattr(v, "content", v) for v in (cell, first))
@@ -529,9 +547,9 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
         return TupleValue([slots[name] for name in cls._fields], cls)
     own_init = isinstance(cls.__init__, types.FunctionType)  # type: ignore[misc]
     if issubclass(cls, BaseException) and not kwargs and not own_init:
-        value = ObjectValue(cls)
-        value.arguments = args
-        return value
+        exception = ObjectValue(cls)
+        exception.arguments = list(args)
+        return exception
     if not plain(cls) or type(cls).__call__ is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls)
@@ -550,12 +568,14 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
 def iterator(frame: Frame, value: Value) -> IteratorValue:
     if isinstance(value, IteratorValue):
         return value
+    if isinstance(value, methods.ViewValue):
+        return ItemIterator(value.items, value.of)
     if isinstance(value, SequenceValue):
         return ItemIterator(value.items)
     if isinstance(value, DictValue):
-        return ItemIterator([k for k, _ in value.entries.values()])
+        return ItemIterator([k for k, _ in value.entries.values()], value)
     if isinstance(value, SetValue):
-        return ItemIterator(value.in_order())
+        return ItemIterator(value.in_order(), value)
     if isinstance(value, Constant) and isinstance(value.value, str | bytes | range):
         if len(value.value) > 100_000:
             raise Unsupported("a loop of more than 100000 rounds")
@@ -593,7 +613,7 @@ def _(frame: Frame, it: Value, default: Value | None = None) -> Value:
         raise Unsupported(f"next() of a {it.cls.__name__}")
     found = it.advance(frame)
     if found is None and default is None:
-        raise Unsupported("StopIteration")
+        raise raising(StopIteration)
     return found or default  # type: ignore[return-value]
 
 
@@ -727,6 +747,10 @@ def _shown(name: str) -> Callable[..., Value | None]:
             method = None if value is None else special(frame, value, candidate)
             if method is not None and value is not None:
                 return look(frame.call(method, [value]))
+        if isinstance(value, ObjectValue) and issubclass(value.cls, BaseException):
+            how = str if name == "__str__" else repr
+            arguments = exception_arguments(value)
+            return folded(frame, lambda *args: how(value.cls(*args)), arguments, {})
         return None
 
     return handler
@@ -735,19 +759,12 @@ def _shown(name: str) -> Callable[..., Value | None]:
 HANDLERS[str], HANDLERS[repr] = _shown("__str__"), _shown("__repr__")
 
 
-def _unused(frame: Frame, *args: Value, **kwargs: Value) -> Value:
-    raise Unsupported("input and output")
+def _looks_at_frame(frame: Frame, *args: Value, **kwargs: Value) -> Value:
+    raise NeedsFrame("a call that looks at the frame it is made from")
 
 
-for _effect in (
-    print,
-    input,
-    open,
-    builtins.exec,
-    builtins.eval,
-    builtins.id,
-    globals,
-    locals,
-    vars,
-):
-    HANDLERS[_effect] = _unused
+for _frame_call in (
+    locals, vars, dir, globals, builtins.exec, builtins.eval, sys._getframe, inspect.currentframe,
+    inspect.stack,
+):  # fmt: skip
+    HANDLERS[_frame_call] = _looks_at_frame

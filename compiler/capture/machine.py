@@ -8,7 +8,7 @@ from typing import Any
 from compiler.capture.bytecode import decode
 from compiler.capture.calls import call, truth
 from compiler.capture.trace import Trace
-from compiler.capture.values import Constant, Known, Unsupported, Value, look
+from compiler.capture.values import Constant, Handling, Known, Raised, Unsupported, Value, look
 
 
 class GraphBreak(Exception):
@@ -48,7 +48,24 @@ class Machine:
         handler = getattr(self, one.op, None)
         if handler is None:
             raise Unsupported(f"the instruction {one.op}")
-        return handler(one)
+        try:
+            return handler(one)
+        except Raised as error:
+            if self.breaking or not self._handle(error):
+                raise
+            return None
+
+    def _handle(self, error: Raised) -> bool:
+        """Go to the handler of an exception, as the exception table has it."""
+        entry = self.decoded.entries[self.index - 1]
+        if entry is None:
+            return False
+        self.index = self.decoded.handlers[self.index - 1]
+        del self.stack[entry.depth :]
+        if entry.lasti:
+            self.push(Handling())
+        self.push(error.exception)
+        return True
 
     def go_on(self) -> Value | None:
         """A generator's next value, None at its end."""

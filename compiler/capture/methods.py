@@ -20,6 +20,7 @@ from compiler.capture.values import (
     is_constant,
     key,
     look,
+    raising,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def call_method(
             try:
                 return handler(frame, receiver, *args, **kwargs)
             except TypeError as error:
+                if library._inside(error):
+                    raise
                 raise Unsupported(f"{name}(): {error}") from error
     values = [receiver, *args, *kwargs.values()]
     if isinstance(receiver, Constant) and name == "join" and not kwargs:
@@ -207,7 +210,7 @@ def setdefault(frame: Frame, self: DictValue, index: Value, default: Value = NON
 def pop_key(frame: Frame, self: DictValue, index: Value, default: Value | None = None) -> Value:
     if key(index) not in self.entries:
         if default is None:
-            raise Unsupported("KeyError")
+            raise raising(KeyError, index)
         return default
     frame.trace.mutate(self)
     self.rewritten = True
@@ -254,7 +257,7 @@ def add(frame: Frame, self: SetValue, item: Value) -> Value:
 @method(SetValue, names="discard remove")
 def discard(frame: Frame, self: SetValue, item: Value) -> Value:
     if key(item) not in self.entries:
-        raise Unsupported("KeyError")
+        raise Unsupported("an item that is not in the set")
     frame.trace.mutate(self)
     self.uncertain = True
     del self.entries[key(item)]

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from compiler.capture.interpreter import Frame
     from compiler.capture.tensors import Tensors
 
-INLINED = (
-    "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
-    "torch.nn.utils.rnn",
-)  # fmt: skip
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = [

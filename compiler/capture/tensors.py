@@ -56,7 +56,7 @@ _LEFT_TO_PYTHON = frozenset(  # they need data, change autograd's own records, o
 )
 _CONSTANTS = frozenset(  # properties that are guarded with the tensor
     "dtype device layout ndim is_cuda is_cpu is_sparse is_quantized is_meta is_mps itemsize nbytes "
-    "requires_grad is_complex names".split()
+    "requires_grad is_complex is_nested is_mkldnn is_sparse_csr is_xpu is_xla names".split()
 )
 _VIEWS = frozenset("T mT H mH real imag".split())
 _ON_NUMBERS = {
@@ -206,6 +206,7 @@ class Tensors(Extension):
             return self.result(None, found)
         if isinstance(found, torch.Tensor) and id(found) in self.values and not changes:
             return self.values[id(found)]
+        self.graph.inplace = self.graph.inplace or changes
         node = self.graph.call(method or target, nodes, node_kwargs, method=bool(method))
         return self.result(node, found)
 
@@ -380,7 +381,9 @@ class Tensors(Extension):
         found = getattr(owner.cls, name, None)
         if callable(found) and not isinstance(found, type):
             return NamedMethod(owner, name)
-        if owner.obj is None and not hasattr(owner.fake, name):
+        if not hasattr(owner.fake if owner.obj is None else owner.obj, name):
+            if owner.source is not None:
+                self.trace.guards.add(f"not hasattr({{}}, {name!r})", owner.source)
             return None
         raise Unsupported(f"Tensor.{name}")
 
@@ -419,11 +422,6 @@ class Tensors(Extension):
 
     def enter(self, frame: Frame, manager: Value) -> bool:
         return managers.enter(self, frame, manager)
-
-    def check_inlining(self, function: FunctionValue) -> None:
-        name = str(function.scope.get("__name__", ""))
-        if name.split(".")[0] == "torch" and not name.startswith(modules.INLINED):
-            raise Unsupported(f"calling {name}.{function.name}")
 
     # ---- at the end
 

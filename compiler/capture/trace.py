@@ -50,7 +50,7 @@ class Trace:
         self.constants = Constants()
         self.guards = Guards(self.constants)
         self.clock = 0
-        self.depth = 0
+        self.depth = self.deepest = 0  # of calls; the deepest of the current instruction
         self.dirty: dict[int, Value] = {}  # changed values from outside, in order
         self.seen: dict[int, Value] = {}
         self.inlined: set[str] = set()
@@ -139,9 +139,7 @@ class Trace:
             function = self.wrap(obj.__func__, source.attribute("__func__"))
             receiver = self.wrap(obj.__self__, source.attribute("__self__"))
             return MethodValue(receiver, function, obj.__name__)
-        if cls is types.BuiltinMethodType and not isinstance(
-            obj.__self__, types.ModuleType | type | None
-        ):
+        if cls is types.BuiltinMethodType and _is_method(obj):
             source = self.typed(obj, source)
             self.guards.equal(source.attribute("__name__"), obj.__name__)
             return NamedMethod(self.wrap(obj.__self__, source.attribute("__self__")), obj.__name__)
@@ -230,10 +228,10 @@ class Trace:
         return value
 
     def cell(self, cell: types.CellType, source: Source) -> CellValue:
-        try:
-            content = self.lazy(cell.cell_contents, source.attribute("cell_contents"))
-        except ValueError:
-            raise Unsupported("a variable of an outer function that has no value yet") from None
+        if is_empty(cell):  # its variable has no value yet
+            self.guards.add(f"{self.constants.name(is_empty)}({{}})", source)
+            return CellValue(None, source, cell)
+        content = self.lazy(cell.cell_contents, source.attribute("cell_contents"))
         return CellValue(content, source, cell)
 
     def _partial(self, obj: functools.partial[Any], source: Source) -> Value:
@@ -280,6 +278,22 @@ class Trace:
 
 
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
+
+
+def _is_method(obj: Any) -> bool:
+    """Whether a built-in function is the method of a value, such as ``items.append``."""
+    owner = obj.__self__
+    if owner is None or isinstance(owner, types.ModuleType | type):
+        return False
+    return bool(getattr(owner, obj.__name__, None) == obj)
+
+
+def is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
 
 _PLAIN_CLASS: Any = type.__getattribute__

@@ -22,7 +22,7 @@ from compiler.capture.guards import same
 from compiler.capture.resume import Place
 from compiler.capture.sources import Source
 from compiler.capture.trace import Trace
-from compiler.capture.values import CellValue, Constant, FunctionValue, Value, look
+from compiler.capture.values import CellValue, Constant, FunctionValue, Unsupported, Value, look
 
 if TYPE_CHECKING:
     from compiler.capture.api import Session
@@ -200,6 +200,8 @@ class Root(Unit):
     def frame(self, trace: Trace, values: Sequence[Any]) -> Outermost:
         function = look(trace.wrap(self.function, trace.constants.source(self.function, self.name)))
         assert isinstance(function, FunctionValue)
+        if self.code().co_flags & 0x2A0:
+            raise Unsupported("a generator or coroutine")
         if self.module is not None:
             trace.tensors.called(self.module)
         slots = self.arguments(trace, values)

@@ -22,8 +22,23 @@ class Unsupported(Exception):
     """Not understood here, and left to Python: a graph break. The message says what it was."""
 
 
-class Missing(Unsupported):
-    """Python would raise AttributeError, which ``hasattr`` and ``getattr`` with a default catch."""
+class NeedsFrame(Unsupported):
+    """A call that looks at the frame it is made from, such as ``locals()``."""
+
+
+class Raised(Unsupported):
+    """An exception of the user's, on its way to a handler; without one, Python shall raise it."""
+
+    def __init__(self, exception: ObjectValue) -> None:
+        super().__init__(f"raising {exception.cls.__name__}")
+        self.exception = exception
+
+
+def raising(cls: type, *arguments: Value | None) -> Raised:
+    """An exception that an operation raises; a None stands for a message that is not known."""
+    exception = ObjectValue(cls)
+    exception.arguments = list(arguments)
+    return Raised(exception)
 
 
 class Value:
@@ -337,10 +352,14 @@ class ObjectValue(Value):
         self.cls, self.obj, self.source = cls, obj, source
         self.attributes: dict[str, Value] = {}
         self.changed: dict[str, None] = {}
-        self.arguments: list[Value] = []  # of an exception, which keeps what it was made with
+        self.arguments: list[Value | None] = []  # of an exception: what it was made with
 
     def children(self) -> Sequence[Value]:
-        return [*self.attributes.values(), *self.arguments]
+        return [*self.attributes.values(), *(a for a in self.arguments if a is not None)]
+
+
+class Handling(Value):
+    """What lies on the stack while an exception is handled: the one handled before, or a place."""
 
 
 class Scope(Value):
@@ -374,12 +393,14 @@ class IteratorValue(Value):
 
 
 class ItemIterator(IteratorValue):
-    """Over items, which for a list may still grow."""
+    """Over items, which for a list may still grow; the keys ``of`` a dictionary may not."""
 
-    def __init__(self, items: list[Value], place: int = 0) -> None:
-        self.items, self.place, self.cls = items, place, type(iter(()))
+    def __init__(self, items: list[Value], of: DictValue | SetValue | None = None) -> None:
+        self.items, self.place, self.of, self.cls = items, 0, of, type(iter(()))
 
     def advance(self, frame: Frame | None = None) -> Value | None:
+        if self.of is not None and len(self.of.entries) != len(self.items):
+            raise Unsupported(f"a {self.of.cls.__name__} that changes while it is gone through")
         if self.place >= len(self.items):
             return None
         self.place += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,13 @@ from torch._higher_order_ops import while_loop
 
 from compiler.mend.trial import try_capture
 
-T = TypeVar("T")
 Side = Callable[..., Any]
+
+
+WHOLE = {  # types without gradients, and the keys under which torch.cond returns them
+    t: f"mend::{t}"
+    for t in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+}
 
 
 class Mismatch(Exception):
@@ -85,9 +90,13 @@ def cond(c: Any, then: Side, other: Side, *operands: Any) -> Any:
     if isinstance(c, Tensor) and c.numel() == 1:
 
         def way() -> Any:
-            return torch.cond(
-                truth(c), lambda: copied(then(*operands)), lambda: copied(other(*operands)), ()
+            found = torch.cond(
+                truth(c),
+                lambda: as_floats(copied(then(*operands))),
+                lambda: as_floats(copied(other(*operands))),
+                (),
             )
+            return from_floats(found)
 
         def trial() -> Any:  # torch.cond takes sides of different shapes, and fails in backward
             return merged(truth(c), then(*operands), other(*operands)), way()
@@ -175,6 +184,38 @@ def copied(result: Any) -> Any:
     return result
 
 
+def as_floats(result: Any) -> Any:
+    """Results with whole numbers and bools as f64, under a key that names their type.
+
+    The backward pass of ``torch.cond`` asks for a gradient of every result.
+    """
+    if isinstance(result, Tensor) and torch.is_grad_enabled():
+        key = WHOLE.get(result.dtype)
+        if key is None:
+            return result
+        if result.dtype == torch.int64:
+            return {key: result.view(torch.float64)}  # bit by bit, as not all are f64 numbers
+        return {key: result.to(torch.float64)}
+    if isinstance(result, tuple | list):
+        return type(result)([as_floats(r) for r in result])
+    if isinstance(result, dict):
+        return {key: as_floats(r) for key, r in result.items()}
+    return result
+
+
+def from_floats(result: Any) -> Any:
+    """What ``as_floats`` was given."""
+    if isinstance(result, tuple | list):
+        return type(result)([from_floats(r) for r in result])
+    if isinstance(result, dict):
+        for dtype, key in WHOLE.items():
+            if key in result:
+                kept = result[key].detach()
+                return kept.view(dtype) if dtype == torch.int64 else kept.to(dtype)
+        return {key: from_floats(r) for key, r in result.items()}
+    return result
+
+
 def capturable(way: Callable[[], Any]) -> bool:
     """Whether a capture is going on that can take in ``way()``."""
     answer = False
@@ -203,7 +244,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
     value = terms[0]
     for term in terms[1:]:
         if not isinstance(value, Tensor):
-            if bool(value) is stop:
+            if (not value) is not stop:  # its truth, as an ``if`` asks for it
                 return value
             value = term()
             continue
@@ -214,7 +255,7 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
         if isinstance(following, Tensor):
             a, b = truth(value), truth(following)
             value = a | b if stop else a & b
-        elif bool(following) is stop:
+        elif (not following) is not stop:
             value = torch.full_like(truth(value), stop)
     return value
 

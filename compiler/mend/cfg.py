@@ -17,6 +17,9 @@ from typing import TypeVar
 State = TypeVar("State")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+PASSING = set(
+    "no_grad enable_grad inference_mode set_grad_enabled autocast record_function device".split()
+)
 Arguments = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -168,13 +171,16 @@ class Graph:
         return body, self._suite(s.orelse, follow)
 
     def _with(self, s: ast.With | ast.AsyncWith, follow: int) -> int:
-        self._handlers.append(follow)  # the context may swallow an exception
+        passes = all(_passes_exceptions(item.context_expr) for item in s.items)
+        if not passes:
+            self._handlers.append(follow)  # the context may swallow an exception
         entry = self._suite(s.body, follow)
         for item in reversed(s.items):
             if item.optional_vars is not None:
                 entry = self._block(item.optional_vars, entry)
             entry = self._block(item.context_expr, entry)
-        self._handlers.pop()
+        if not passes:
+            self._handlers.pop()
         return entry
 
     def _try(self, s: ast.Try | ast.TryStar, follow: int) -> int:
@@ -206,6 +212,13 @@ class Graph:
             guard = self._block(case.guard, body, following, binds=bound)
             following = self._block(case.pattern, guard, following)
         return self._block(s.subject, following)
+
+
+def _passes_exceptions(context: ast.expr) -> bool:
+    """Whether a context manager is one of PyTorch's that swallow no exception."""
+    callee = context.func if isinstance(context, ast.Call) else context
+    name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
+    return name in PASSING
 
 
 # ── names ──

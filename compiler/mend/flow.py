@@ -9,8 +9,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from compiler.mend import cfg, ops
+from compiler.mend.dataflow import Sorts
 from compiler.mend.function import RUNTIME, Function
-from compiler.mend.kinds import METADATA, TORCH, Env, Scope, Sort, Sorts, sort_of
+from compiler.mend.kinds import METADATA, TORCH, Env, Scope, Sort, sort_of
 
 OUTSIDE = "<outside>"  # parameters, attributes and globals: they may all share storage
 

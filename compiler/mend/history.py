@@ -1,7 +1,7 @@
 """Values computed before a branch whose gradient may be infinite: computed again in its sides.
 
-    s = torch.sqrt(t)                      s = torch.sqrt(t)
-    if s > 0:                   →          y = _mend.both(s > 0, lambda x, t: x / torch.sqrt(t), ...)
+    s = torch.sqrt(t)          s = torch.sqrt(t)
+    if s > 0:            →     y = _mend.both(s > 0, lambda x, t: x / torch.sqrt(t), ...)
         y = x / s
 
 Where ``y = x / s`` is not taken, the source never asks for the gradient of ``s``. A zero gradient

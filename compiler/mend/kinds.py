@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 
 from compiler.mend import cfg, ops
+from compiler.mend.classes import assignments, owners
 from compiler.mend.function import RUNTIME, Function
 
 TORCH = "torch"
@@ -194,44 +195,18 @@ class Scope:
         """The calls that the class assigns to an attribute of self."""
         match callee:
             case ast.Attribute(value=ast.Name(id=me), attr=name) if me == self.self_name:
-                values = [v for n, v in self._assignments() if n == name]
+                values = [v for n, v in assignments(self.function) if n == name]
                 return [v for v in values if isinstance(v, ast.Call)]
         return []
-
-    def _owners(self) -> list[ast.ClassDef]:
-        """The class and those of its bases that the file defines, bases first."""
-        found: list[ast.ClassDef] = []
-
-        def visit(owner: ast.ClassDef) -> None:
-            for base in owner.bases:
-                for node in self.function.module.body if self.function.module else ():
-                    if not isinstance(node, ast.ClassDef) or node is owner:
-                        continue
-                    if node.name == ast.unparse(base):
-                        visit(node)
-            found.append(owner)
-
-        if self.function.owner is not None:
-            visit(self.function.owner)
-        return found
-
-    def _assignments(self) -> Iterator[tuple[str, ast.expr | None]]:
-        """What methods of the class assign to attributes of self; None: a tensor is registered."""
-        for owner in self._owners():
-            for method in owner.body:
-                if isinstance(method, ast.FunctionDef) and method.args.args:
-                    me = method.args.args[0].arg
-                    for node in cfg.own_nodes(method.body):
-                        yield from _attribute_assignments(node, me)
 
     def _from_class(self, found: dict[str, Sort]) -> None:
         """The sorts of what the methods of the class assign to attributes of self."""
         env: Env = {}
-        for owner in self._owners():
+        for owner in owners(self.function):
             for method in owner.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                    env.update(_parameter_sorts(method, numbers=True))
-        for name, value in self._assignments():
+                    env.update(parameter_sorts(method, numbers=True))
+        for name, value in assignments(self.function):
             sort = Sort.TENSOR if value is None else self._initial(value, env)
             found[name] = found[name] | sort if name in found else sort
 
@@ -255,30 +230,6 @@ class Scope:
             if isinstance(node, ast.ClassDef) and node.name == callee.id:
                 return any("Module" in ast.unparse(base) for base in node.bases)
         return False
-
-
-def _attribute_assignments(node: ast.AST, me: str) -> Iterator[tuple[str, ast.expr | None]]:
-    match node:
-        case ast.Call(
-            func=ast.Attribute(
-                value=ast.Name(id=own), attr="register_buffer" | "register_parameter"
-            ),
-            args=[ast.Constant(value=str() as name), *_],
-        ) if own == me:
-            yield name, None
-        case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id=own), attr=name)) if own == me:
-            tensor = of_annotation(node.annotation) is Sort.TENSOR
-            if tensor or node.value is not None:
-                yield name, None if tensor else node.value
-        case ast.Assign():
-            for target in node.targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=False))
-                for one, value in pairs:
-                    match one:
-                        case ast.Attribute(value=ast.Name(id=own), attr=name) if own == me:
-                            yield name, value
 
 
 def _qualified(live: Any) -> str:
@@ -312,7 +263,7 @@ def _imports(module: ast.Module) -> dict[str, str]:
     return found
 
 
-def _parameter_sorts(function: ast.FunctionDef, numbers: bool = False) -> Env:
+def parameter_sorts(function: ast.FunctionDef, numbers: bool = False) -> Env:
     """Parameters by their annotations, else by their defaults."""
     a = function.args
     plain = [*a.posonlyargs, *a.args]
@@ -334,22 +285,6 @@ def _parameter_sorts(function: ast.FunctionDef, numbers: bool = False) -> Env:
     return found
 
 
-def used_as_tensors(function: ast.FunctionDef, scope: Scope) -> set[str]:
-    """Names with methods that only tensors have, or that PyTorch's functions take."""
-    found = set()
-    for node in cfg.own_nodes(function.body):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)):
-                if method in ONLY_TENSORS:
-                    found.add(name)
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name):
-            full = scope.dotted(node.func) or ""
-            stem = full.split(".")[-1]
-            if full.startswith(TORCH) and stem in ONLY_TENSORS and stem not in TORCH_PYTHON:
-                found.add(node.args[0].id)
-    return found
-
-
 # ── expressions ──
 
 
@@ -364,16 +299,16 @@ def sort_of(tree: ast.expr, env: Mapping[str, Sort], scope: Scope) -> Sort:
         case ast.Attribute():
             return _attribute(tree, env, scope)
         case ast.BinOp():
-            return _arithmetic([of(tree.left), of(tree.right)])
+            return arithmetic([of(tree.left), of(tree.right)])
         case ast.UnaryOp(op=ast.Not()):  # not of a tensor asks for its truth: a Python value
             inner = of(tree.operand)
             return Sort.ITEM if inner in (Sort.TENSOR, Sort.ITEM) else Sort.PYTHON
         case ast.UnaryOp():
-            return _arithmetic([of(tree.operand)])
+            return arithmetic([of(tree.operand)])
         case ast.Compare():
             if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in tree.ops):
                 return Sort.PYTHON
-            return _arithmetic([of(tree.left), *map(of, tree.comparators)])
+            return arithmetic([of(tree.left), *map(of, tree.comparators)])
         case ast.BoolOp():
             return functools.reduce(Sort.__or__, map(of, tree.values))
         case ast.IfExp():
@@ -421,7 +356,7 @@ def _attribute(tree: ast.Attribute, env: Mapping[str, Sort], scope: Scope) -> So
     return base
 
 
-def _arithmetic(sorts: list[Sort]) -> Sort:
+def arithmetic(sorts: list[Sort]) -> Sort:
     for strongest in (Sort.TENSOR, Sort.UNKNOWN, Sort.ITEM):
         if strongest in sorts:
             return strongest
@@ -464,7 +399,7 @@ def _function(full: str, tree: ast.Call, sorts: list[Sort]) -> Sort | None:
     if full in ("bool", "int", "float") and sorts:
         return Sort.ITEM if sorts[0] in (Sort.TENSOR, Sort.ITEM) else Sort.PYTHON
     if full in ("abs", "max", "min", "sum", "pow", "round") and sorts:
-        return _arithmetic(sorts) if sorts[0] is not Sort.OBJECT else Sort.UNKNOWN
+        return arithmetic(sorts) if sorts[0] is not Sort.OBJECT else Sort.UNKNOWN
     if full in ("any", "all") and sorts:
         return Sort.PYTHON
     if full in PYTHON_FUNCTIONS or full.startswith("math."):
@@ -528,97 +463,3 @@ def definition(callee: ast.expr, scope: Scope) -> ast.FunctionDef | None:
         if isinstance(node, ast.FunctionDef) and node.name == wanted:
             return node
     return None
-
-
-# ── statements ──
-
-
-class Sorts:
-    """The sorts of names before every node of a function's graph."""
-
-    def __init__(self, node: ast.FunctionDef, scope: Scope, graph: cfg.Graph, given: Env) -> None:
-        self.scope, self.graph = scope, graph
-        start = {**_parameter_sorts(node), **given}
-        for name in used_as_tensors(node, scope):
-            if start.get(name) is Sort.UNKNOWN:
-                start[name] = Sort.TENSOR
-        if scope.self_name:
-            start[scope.self_name] = Sort.OBJECT
-        self.before: list[Env | None] = [None] * len(graph.blocks)
-        self.before[graph.entry] = start
-        work = [graph.entry]
-        while work:
-            k = work.pop()
-            after = self._after(k, dict(self.before[k] or {}))
-            for other in graph.blocks[k].following:
-                known = self.before[other]
-                new = after if known is None else _join(known, after)
-                if new != known:
-                    self.before[other] = new
-                    work.append(other)
-
-    def at(self, node: int) -> Env:
-        """The sorts of names when control comes to a node."""
-        return self.before[node] or {}
-
-    def _after(self, k: int, env: Env) -> Env:
-        tree = self.graph.blocks[k].tree
-        match tree:
-            case ast.Assign():
-                for target in tree.targets:
-                    self._assign(target, tree.value, env)
-            case ast.AnnAssign(target=ast.Name() as target):
-                sort = of_annotation(tree.annotation)
-                if sort in (Sort.UNKNOWN, Sort.OBJECT) and tree.value is not None:
-                    sort = sort_of(tree.value, env, self.scope)
-                env[target.id] = sort
-            case ast.AugAssign(target=ast.Name() as target):
-                sides = [env.get(target.id, Sort.UNKNOWN), sort_of(tree.value, env, self.scope)]
-                env[target.id] = _arithmetic(sides)
-            case ast.FunctionDef():
-                env[tree.name] = Sort.OBJECT
-            case ast.Tuple() | ast.List() | ast.Name() if isinstance(tree.ctx, ast.Store):
-                self._header(tree, env)
-        for node in cfg.own_nodes(tree) if tree is not None else ():
-            if isinstance(node, ast.NamedExpr):
-                env[node.target.id] = sort_of(node.value, env, self.scope)
-        return env
-
-    def _header(self, target: ast.expr, env: Env) -> None:
-        """The target of a for loop or with statement."""
-        over = self.graph.iterated.get(target)
-        sort = Sort.UNKNOWN
-        if over is not None:
-            sort = sort_of(over, env, self.scope)
-            if isinstance(over, ast.Call) and self.scope.dotted(over.func) == "range":
-                sort = Sort.PYTHON
-        if sort not in (Sort.TENSOR, Sort.PYTHON) or not isinstance(target, ast.Name):
-            sort = Sort.UNKNOWN
-        for name in cfg.names(target)[1]:
-            env[name] = sort
-
-    def _assign(self, target: ast.expr, value: ast.expr, env: Env) -> None:
-        match target, value:
-            case ast.Name(), _:
-                env[target.id] = sort_of(value, env, self.scope)
-            case ((ast.Tuple() | ast.List()), (ast.Tuple() | ast.List())) if len(
-                target.elts
-            ) == len(value.elts) and not any(
-                isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)
-            ):
-                before = dict(env)
-                for one, given in zip(target.elts, value.elts, strict=True):
-                    if isinstance(one, ast.Name):
-                        env[one.id] = sort_of(given, before, self.scope)
-                    else:
-                        self._assign(one, given, env)
-            case ((ast.Tuple() | ast.List()), _):
-                whole = sort_of(value, env, self.scope)
-                part = whole if whole in (Sort.TENSOR, Sort.PYTHON) else Sort.UNKNOWN
-                for name in cfg.names(target)[1]:
-                    env[name] = part
-
-
-def _join(a: Env, b: Env) -> Env:
-    """Sorts where two ways meet; a name that one of them leaves unbound has the other's sort."""
-    return {k: a[k] | b[k] if k in a and k in b else a.get(k) or b[k] for k in {**a, **b}}

@@ -9,7 +9,8 @@ import ast
 from collections.abc import Sequence
 
 from compiler.mend.function import Function
-from compiler.mend.kinds import Scope, Sort, of_annotation, used_as_tensors
+from compiler.mend.dataflow import used_as_tensors
+from compiler.mend.kinds import Scope, Sort, of_annotation
 
 SETTING_UP = {"__init__", "__repr__", "__str__", "__new__", "__post_init__", "extra_repr"}
 
@@ -45,9 +46,7 @@ def _is_layer(f: Function) -> bool:
 def _called(f: Function) -> bool:
     """Whether another method of the class calls this one as ``self.name``."""
     assert f.owner is not None
-    return any(
-        isinstance(n, ast.Attribute) and n.attr == f.node.name for n in ast.walk(f.owner)
-    )
+    return any(isinstance(n, ast.Attribute) and n.attr == f.node.name for n in ast.walk(f.owner))
 
 
 def _takes_tensors(f: Function) -> bool:

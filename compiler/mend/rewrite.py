@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 
-from compiler.mend.findings import Finding
+from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import Function
 
 Pass = Callable[[Function], None]
+Place = tuple[int, int, Kind]
+ROUNDS = 5  # at most
 
 
 def passes() -> Sequence[Pass]:
@@ -21,9 +23,27 @@ def passes() -> Sequence[Pass]:
 
 
 def mend(function: Function) -> list[Finding]:
-    """Run all passes on a function; what they found, by line."""
-    for step in passes():
-        step(function)
+    """Run all passes on a function until nothing changes; what they found, by line.
+
+    What is mended may let more be. What is made by mending is not reported in later rounds.
+    """
+    mended: dict[Place, Finding] = {}
+    first: dict[Place, Finding] = {}
+    for k in range(ROUNDS):
+        before = ast.dump(function.node)
+        function.findings = []
+        for step in passes():
+            step(function)
+        left = {}
+        for f in function.findings:
+            place = f.line, f.column, f.kind
+            (mended if f.mended else left)[place] = f
+        if k == 0:
+            first = left
+        if not left or ast.dump(function.node) == before:
+            break
+    stays = [f for place, f in first.items() if place in left and place not in mended]
+    function.findings = [*mended.values(), *stays]
     return sorted(function.findings, key=lambda f: (f.line, f.column))
 
 

@@ -51,6 +51,10 @@ class Around:
     catching: bool = False  # inside of a try, which may catch what is raised
     handling: bool = False  # inside of an except or finally
 
+    def refusing(self, reason: str) -> Around:
+        """The same, but nothing can be put off."""
+        return Around(self.guards, self.refusal or reason, self.catching, self.handling)
+
 
 @dataclass
 class Walker:
@@ -78,18 +82,26 @@ class Walker:
         """The statements of a block, mended."""
         new: list[ast.stmt] = []
         for k, s in enumerate(body):
-            if isinstance(s, ast.If) and self._returns(s, body[k + 1 :]):
-                return new + self._with_rest(s, list(body[k + 1 :]), around)
-            new += self.statement(s, around)
+            rest = list(body[k + 1 :])
+            if self._concerned([s, *rest]) and self._may_leave(s):
+                if isinstance(s, ast.If) and self._decides(s):
+                    if isinstance(s.body[-1], ast.Return) and not s.orelse:
+                        return new + self._with_rest(s, rest, around)
+                    ends = _open_ends(s)
+                    if rest and len(ends) == 1:
+                        ends[0].extend(rest)
+                        return new + self.statement(s, around)
+                new += self.statement(s, around)
+                around = around.refusing("follows a branch on a tensor that may leave")
+            else:
+                new += self.statement(s, around)
         return new
 
-    def _returns(self, s: ast.If, rest: Sequence[ast.stmt]) -> bool:
-        """Whether a branch on a tensor returns early, and effects follow."""
-        return (
-            isinstance(s.body[-1], ast.Return)
-            and not s.orelse
-            and self._decides(s)
-            and self._concerned([*s.body, *rest])
+    def _may_leave(self, s: ast.stmt) -> bool:
+        """Whether a tensor may decide that what follows a statement is not run."""
+        return any(
+            isinstance(n, ast.If | ast.While) and _leaves(n) and self._decides(n)
+            for n in cfg.own_nodes([s])
         )
 
     def _with_rest(self, s: ast.If, rest: list[ast.stmt], around: Around) -> list[ast.stmt]:
@@ -134,9 +146,7 @@ class Walker:
             context = item.context_expr
             full = self.scope.dotted(context.func if isinstance(context, ast.Call) else context)
             if full not in HARMLESS:
-                inside = copy.copy(around)
-                inside.refusal = f"stands in a context of its own: {ast.unparse(context)}"
-                return inside
+                return around.refusing(f"stands in a context of its own: {ast.unparse(context)}")
         return around
 
     def _reported(self, s: ast.Expr, around: Around) -> list[ast.stmt]:
@@ -285,8 +295,7 @@ class Walker:
 
     def _left(self, s: ast.If, around: Around, why: str) -> list[ast.stmt]:
         """A branch whose condition has no tensor form: nothing in it can be mended."""
-        inside = copy.copy(around)
-        inside.refusal = inside.refusal or why
+        inside = around.refusing(why)
         s.body = self._ended(s.body, inside, why)
         s.orelse = self._ended(s.orelse, inside, why)
         return [s]
@@ -369,7 +378,7 @@ class Walker:
         outer = self._when(around)
         return copy.deepcopy(when) if outer is None else both(outer, copy.deepcopy(when))
 
-    def _decides(self, s: ast.If | ast.Assert) -> bool:
+    def _decides(self, s: ast.If | ast.While | ast.Assert) -> bool:
         """Whether a tensor decides, or, where objects are alive to tell in the end, may decide."""
         sort = test_sort(s.test, self.flow.sorts(s), self.scope)
         return sort is not Sort.PYTHON and (
@@ -452,6 +461,26 @@ def _raises(side: Sequence[ast.stmt]) -> bool:
     if isinstance(last, ast.If):
         return _raises(last.body) and _raises(last.orelse)
     return isinstance(last, ast.Raise)
+
+
+def _leaves(s: ast.stmt) -> bool:
+    """Whether a statement holds one that leaves the block."""
+    ways = ast.Return | ast.Break | ast.Continue
+    return any(isinstance(n, ways) for n in cfg.own_nodes([s]))
+
+
+def _open_ends(s: ast.If) -> list[list[ast.stmt]]:
+    """The ends of a branch from which control comes to what follows it."""
+    found = []
+    for side in (s.body, s.orelse):
+        match side[-1:]:
+            case [ast.If() as last]:
+                found += _open_ends(last)
+            case [ast.Return() | ast.Raise() | ast.Break() | ast.Continue()]:
+                pass
+            case _:
+                found.append(side)
+    return found
 
 
 def _holds_raise(side: Sequence[ast.stmt]) -> bool:

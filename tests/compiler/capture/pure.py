@@ -666,6 +666,95 @@ def returns_closure_result(n):
     return [f() for f in fs]
 
 
+@case(0)
+def catches(n):
+    log = []
+    for what in ("raise", "key", "index", "zero", "attribute", "class", "fine"):
+        try:
+            if what == "raise":
+                raise ValueError(f"bad {n}", what)
+            if what == "key":
+                {"a": 1}[what]
+            if what == "index":
+                log[99]
+            if what == "zero":
+                1 // n
+            if what == "attribute":
+                n.nothing
+            if what == "class":
+                raise LookupError
+        except KeyError as error:
+            log.append((what, error.args))
+        except (ValueError, IndexError) as error:
+            log.append((what, str(error), error.args[-1]))
+        except ZeroDivisionError as error:
+            log.append((what, str(error), type(error).__name__))
+        except Exception as error:
+            log.append(
+                (what, isinstance(error, LookupError), repr(error) if what == "class" else "")
+            )
+        else:
+            log.append("else")
+        finally:
+            log.append("finally")
+    return log
+
+
+@case({"a": 1})
+def catches_from_calls(d):
+    def get(key):
+        try:
+            return _find(d, key)
+        except KeyError:
+            return "none"
+        finally:
+            log.append(key)
+
+    log = []
+    return get("a"), get("b"), log
+
+
+def _find(d, key):
+    if key not in d:
+        raise KeyError(key)
+    return d[key]
+
+
+@case([1])
+def catches_in_manager(log):
+    try:
+        with Manager(log):
+            log.append(2)
+            raise ValueError("inside")
+    except ValueError as error:
+        log.append(str(error))
+    return log
+
+
+@case([1, 2])
+def nested_try(items):
+    out = []
+    try:
+        try:
+            items[5]
+        finally:
+            out.append("inner")
+    except IndexError:
+        out.append("outer")
+    try:
+        try:
+            raise TypeError("a")
+        except TypeError as error:
+            raise ValueError("b") from error
+    except ValueError as error:
+        out.append(str(error))
+    try:
+        next(iter(()))
+    except StopIteration:
+        out.append("stop")
+    return out
+
+
 def check(function: Any, args: tuple[Any, ...]) -> None:
     """Captured and in Python: the same result, the same changes, and nothing left to Python."""
     from compiler.capture import capture, explain

@@ -299,6 +299,36 @@ def test_left_to_python_altogether() -> None:
     assert next(iter(explain(captured).fallbacks)).startswith("a Odd")
 
 
+def test_frames() -> None:
+    """Calls that look at their frame see the function's own; errors and logs have its lines."""
+
+    def looks(x: Tensor) -> Any:
+        y = x * 2
+        return sorted(locals()), y
+
+    def fails(x: Tensor) -> Tensor:
+        y = x + 1
+        return y @ y
+
+    same(looks, X, whole=False)
+    captured = capture(fails, Counting())
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            captured(X)
+        last = caught.traceback[-1]
+        assert str(last.path) == __file__ and last.name == "fails"
+        assert last.lineno == fails.__code__.co_firstlineno + 1
+
+
+def test_generator_functions() -> None:
+    def rows(x: Tensor) -> Any:
+        for row in x:
+            yield row * 2
+
+    captured = capture(rows, Counting())
+    alike(list(captured(X)), list(rows(X)))
+
+
 def test_modes_that_are_on() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

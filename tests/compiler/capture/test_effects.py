@@ -1,4 +1,4 @@
-"""Side effects: what a function changes outside is changed, in order, and seen where it was seen."""
+"""Side effects: what a function changes outside is changed, in order, and seen in time."""
 
 from __future__ import annotations
 
@@ -100,12 +100,17 @@ def sets(x: Tensor, s: set[Any]) -> Any:
     [
         pytest.param(f, make, id=f.__name__)
         for f, make in [
-            (lists, lambda: [0]), (dicts, lambda: {"old": 1, "z": 2}), (nested, lambda: {"inner": []}),
-            (objects, State), (own_setattr, Recorder), (swaps, lambda: State(1, "loss", [2])),
-            (counts, lambda: defaultdict(list, b=[1])), (sets, lambda: {1, 2}),
+            (lists, lambda: [0]),
+            (dicts, lambda: {"old": 1, "z": 2}),
+            (nested, lambda: {"inner": []}),
+            (objects, State),
+            (own_setattr, Recorder),
+            (swaps, lambda: State(1, "loss", [2])),
+            (counts, lambda: defaultdict(list, b=[1])),
+            (sets, lambda: {1, 2}),
         ]
     ],
-)  # fmt: skip
+)
 def test_arguments(function: Any, make: Any) -> None:
     same(function, X, make(), whole=True)
 

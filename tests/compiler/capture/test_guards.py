@@ -96,20 +96,45 @@ def times(n: Any) -> Callable[[Any], Any]:
 
 
 VALUES: dict[str, list[Any]] = {
-    "bool": [True, False], "int": [5, True, 1.0, 6], "float": [0.5, 1.5, -0.0, 0.0], "none": [None, 0],
-    "text": ["sum", "max", ""], "list": [[1], [1, 2], (1,), [1.0]], "tuple": [(1,), (2,), ()],
-    "dict": [{"a": 1}, {"b": 1}, {"a": 2}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, OrderedDict(a=1), defaultdict(int, a=1)],
-    "set": [{1, 2}, {1, 3}, frozenset({1, 2})], "range": [range(3), range(1, 3)], "nested": [{"a": [1, 2]}, {"a": [1, 3]}, {"a": (1, 2)}],
-    "slice": [slice(0, 1), slice(1, None), slice(None)], "enum": [Mode.FAST, Mode.SLOW],
-    "named": [Pair(1, 2), Pair(1, 3), Pair(2.0, 2)], "dataclass": [Options(), Options(4), Options(flag="x")],
-    "object": [Plain(1), Plain(3), Other(1), Plain(1.5)], "dtype": [torch.float64, torch.int32],
+    "bool": [True, False],
+    "int": [5, True, 1.0, 6],
+    "float": [0.5, 1.5, -0.0, 0.0],
+    "none": [None, 0],
+    "text": ["sum", "max", ""],
+    "list": [[1], [1, 2], (1,), [1.0]],
+    "tuple": [(1,), (2,), ()],
+    "dict": [
+        {"a": 1},
+        {"b": 1},
+        {"a": 2},
+        {"a": 1, "b": 2},
+        {"b": 2, "a": 1},
+        OrderedDict(a=1),
+        defaultdict(int, a=1),
+    ],
+    "set": [{1, 2}, {1, 3}, frozenset({1, 2})],
+    "range": [range(3), range(1, 3)],
+    "nested": [{"a": [1, 2]}, {"a": [1, 3]}, {"a": (1, 2)}],
+    "slice": [slice(0, 1), slice(1, None), slice(None)],
+    "enum": [Mode.FAST, Mode.SLOW],
+    "named": [Pair(1, 2), Pair(1, 3), Pair(2.0, 2)],
+    "dataclass": [Options(), Options(4), Options(flag="x")],
+    "object": [Plain(1), Plain(3), Other(1), Plain(1.5)],
+    "dtype": [torch.float64, torch.int32],
     "function": [torch.relu, torch.neg, times(2), times(3), functools.partial(torch.mul, other=2)],
     "method": [Plain(2).value, Plain(3).value, Other(2).value],
     "tensor": [
-        torch.ones(2), torch.ones(3), torch.ones(2, 2), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True),
-        torch.ones(2, dtype=torch.int64), torch.ones(4)[::2], torch.nn.Parameter(torch.ones(2)), torch.tensor(1.0),
+        torch.ones(2),
+        torch.ones(3),
+        torch.ones(2, 2),
+        torch.ones(2, dtype=torch.float64),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, dtype=torch.int64),
+        torch.ones(4)[::2],
+        torch.nn.Parameter(torch.ones(2)),
+        torch.tensor(1.0),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -270,9 +295,11 @@ def test_global_state() -> None:
     captured = capture(run, backend)
     x = X.clone().requires_grad_()
     managers: list[Any] = [
-        torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
         torch.device("meta"),
-    ]  # fmt: skip
+    ]
     alike(captured(x), run(x))
     for manager in managers:
         with manager:

@@ -154,10 +154,19 @@ def same_output_twice(x: Any) -> Any:
 def factories(x: Any) -> Any:
     n = x.shape[0]
     return (
-        torch.zeros(n, 2), torch.ones_like(x), torch.arange(n), torch.full((2, n), 1.5), torch.eye(n),
-        torch.tensor([1.0, 2.0]), torch.tensor(3), torch.empty(0), torch.tril_indices(n, n),
-        torch.linspace(0, 1, 3), x.new_ones(2), torch.zeros(n, dtype=torch.float64),
-    )  # fmt: skip
+        torch.zeros(n, 2),
+        torch.ones_like(x),
+        torch.arange(n),
+        torch.full((2, n), 1.5),
+        torch.eye(n),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor(3),
+        torch.empty(0),
+        torch.tril_indices(n, n),
+        torch.linspace(0, 1, 3),
+        x.new_ones(2),
+        torch.zeros(n, dtype=torch.float64),
+    )
 
 
 @case(X)
@@ -173,22 +182,43 @@ def functional(x: Any) -> Any:
     w = torch.ones(5, 3)
     h = F.relu(F.linear(x, w, torch.zeros(5)))
     return (
-        F.softmax(h, dim=-1), F.gelu(h), F.layer_norm(x, (3,)), F.mse_loss(x, x + 1), F.pad(x, (1, 1)),
-        F.cross_entropy(h, torch.tensor([0, 1, 2, 3])), F.normalize(x), F.one_hot(torch.arange(3), 4),
+        F.softmax(h, dim=-1),
+        F.gelu(h),
+        F.layer_norm(x, (3,)),
+        F.mse_loss(x, x + 1),
+        F.pad(x, (1, 1)),
+        F.cross_entropy(h, torch.tensor([0, 1, 2, 3])),
+        F.normalize(x),
+        F.one_hot(torch.arange(3), 4),
         F.binary_cross_entropy_with_logits(x, torch.ones_like(x), reduction="none"),
-        F.embedding_bag(torch.tensor([0, 1, 2]), w, torch.tensor([0, 2])), F.silu(x, inplace=False),
-    )  # fmt: skip
+        F.embedding_bag(torch.tensor([0, 1, 2]), w, torch.tensor([0, 2])),
+        F.silu(x, inplace=False),
+    )
 
 
 @case(X, Y)
 def torch_functions(x: Any, y: Any) -> Any:
     return (
-        torch.cat([x, y]), torch.stack((x, y), 1), torch.where(x > 0, x, y), torch.einsum("ij,kj->ik", x, y),
-        torch.split(x, 2), torch.chunk(x, 2, dim=1)[0], torch.maximum(x, y), torch.matmul(x, y.mT),
-        torch.allclose is None, torch.is_tensor(x), torch.sum(x, dim=(0, 1)), torch.bmm(x[None], y.T[None]),
-        torch.linalg.norm(x), torch.special.expit(x), torch.fft.fft(x).real, torch.clamp(x, min=0),
-        torch.addmm(torch.zeros(4), x, y.T), torch.unbind(x)[1], torch.numel(x),
-    )  # fmt: skip
+        torch.cat([x, y]),
+        torch.stack((x, y), 1),
+        torch.where(x > 0, x, y),
+        torch.einsum("ij,kj->ik", x, y),
+        torch.split(x, 2),
+        torch.chunk(x, 2, dim=1)[0],
+        torch.maximum(x, y),
+        torch.matmul(x, y.mT),
+        torch.allclose is None,
+        torch.is_tensor(x),
+        torch.sum(x, dim=(0, 1)),
+        torch.bmm(x[None], y.T[None]),
+        torch.linalg.norm(x),
+        torch.special.expit(x),
+        torch.fft.fft(x).real,
+        torch.clamp(x, min=0),
+        torch.addmm(torch.zeros(4), x, y.T),
+        torch.unbind(x)[1],
+        torch.numel(x),
+    )
 
 
 @case(X)
@@ -213,9 +243,9 @@ def containers(items: Any, named: Any) -> Any:
 
 @case(X)
 def unpacking(x: Any) -> Any:
-    a, b, c, d = x
+    a, _, _, d = x
     rows = [row.sum() for row in x]
-    return a + d, rows, list(x.unbind(1)), [p for p in zip(x, rows, strict=True)]
+    return a + d, rows, list(x.unbind(1)), list(zip(x, rows, strict=True))
 
 
 @case(Batch(X, [Y, Y + 1]))
@@ -382,6 +412,19 @@ def test_module_global_changes() -> None:
         assert torch.equal(captured(X), X * 5)
     finally:
         SCALE.fill_(2)
+
+
+def test_captured_in_captured() -> None:
+    from compiler.capture import capture, explain
+
+    inner = capture(lambda x: x * 2, backend=lambda gm, inputs: gm)
+    outer = capture(lambda x: inner(x) + 1, backend=lambda gm, inputs: gm)
+    again = capture(inner, backend=lambda gm, inputs: gm)
+    net = capture(capture(Net(), lambda gm, inputs: gm), lambda gm, inputs: gm)
+    assert torch.equal(outer(X), X * 2 + 1) and torch.equal(again(X), X * 2)
+    assert explain(outer).whole and explain(outer).operations == 2
+    torch.testing.assert_close(net(X), net._orig_mod(X))
+    assert explain(net).whole
 
 
 class Net(nn.Module):

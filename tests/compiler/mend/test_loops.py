@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from compiler.survey.corpus import tensor_loops
-from tests.compiler.mend.branch_cases import Case, Mended, check, mend_module
+from tests.compiler.mend.branch_cases import (
+    Case,
+    Mended,
+    assert_same,
+    check,
+    make,
+    mend_module,
+    outcome,
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +25,14 @@ def mended() -> Mended:
 @pytest.mark.parametrize("case", tensor_loops.CASES, ids=lambda c: c.name)
 def test_case(case: Case, mended: Mended) -> None:
     check(case, mended)
+
+
+@pytest.mark.parametrize("name", ["halves", "left_by_break"])
+def test_compiled_to_native_code(name: str, mended: Mended) -> None:
+    case = next(c for c in tensor_loops.CASES if c.name == name)
+    torch._dynamo.reset()
+    compiled = torch.compile(make(mended[0][name]), backend="dlrm", fullgraph=True)
+    for k in range(4):
+        inputs = case.maker(torch.Generator().manual_seed(k))
+        expected = outcome(make(case.target), inputs, False)
+        assert_same(outcome(compiled, inputs, False), expected)
