@@ -33,6 +33,7 @@ class Callees:
     def __init__(self, flow: Flow, owned: Iterable[str] = (), depth: int = 0) -> None:
         self.flow, self.scope, self.depth = flow, flow.scope, depth
         self.owned = set(owned)
+        self.always_owned = frozenset(owned)
 
     def suite(self, body: Iterable[ast.stmt]) -> Effect:
         """Of statements."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from compiler.mend import cfg
 from compiler.mend.function import Function
 
-
 TENSOR = r"(None \| )?(\w+\.)?(Optional\[)?(\w+\.)*(Tensor|Parameter)\]?( \| None)?"
 
 

@@ -20,12 +20,44 @@ class Purity(Callees):
     # ── statements ──
 
     def suite(self, body: Iterable[ast.stmt]) -> Effect:
-        effect = Effect()
+        """Of statements; tensors that they make and hand to nobody, they own."""
+        effect, outer = Effect(), set(self.owned)
         for s in body:
             effect |= self.statement(s)
             if effect.level is Level.IMPURE:
                 break
+            self._own(s)
+        self.owned = outer
         return effect
+
+    def _rounds(self, s: ast.For | ast.While) -> Effect:
+        """Of a loop's body, before which the body itself may have run."""
+        outer = set(self.owned)
+        mentioned = {n.id for b in s.body for n in ast.walk(b) if isinstance(n, ast.Name)}
+        self.owned = (outer - mentioned) | self.always_owned
+        effect = self.suite(s.body)
+        self.owned = outer
+        return effect | self.suite(s.orelse)
+
+    def _own(self, s: ast.stmt) -> None:
+        """What a statement changes in what is owned."""
+        match s:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                shared = self.flow.shares(value, self.flow.sorts(s))
+                self.owned -= shared
+                if shared:
+                    self.owned.discard(name)
+                elif name not in self.flow.graph.captured:
+                    self.owned.add(name)
+            case ast.AugAssign() | ast.Assign(targets=[ast.Subscript(value=ast.Name())]):
+                pass
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(), attr=name))) if (
+                name.endswith("_")
+            ):
+                pass
+            case _:
+                self.owned -= {n.id for n in ast.walk(s) if isinstance(n, ast.Name)}
+        self.owned |= self.always_owned
 
     def statement(self, s: ast.stmt) -> Effect:
         env = self.flow.sorts(s)
@@ -53,10 +85,9 @@ class Purity(Callees):
                 return test | self.suite(s.body) | self.suite(s.orelse)
             case ast.For():
                 effect = self.expression(s.iter, env) | self._target(s.target, env)
-                return effect | self.suite(s.body) | self.suite(s.orelse)
+                return effect | self._rounds(s)
             case ast.While():
-                effect = self.expression(s.test, env)
-                return effect | self.suite(s.body) | self.suite(s.orelse)
+                return self.expression(s.test, env) | self._rounds(s)
             case ast.FunctionDef() if hasattr(s, "effect"):
                 return s.effect  # of a side, made by mending
             case ast.With() if all(self._plain_context(i) for i in s.items):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from compiler.mend.function import Function
 from compiler.mend.dataflow import used_as_tensors
+from compiler.mend.function import Function
 from compiler.mend.kinds import Scope, Sort, of_annotation
 
 SETTING_UP = {"__init__", "__repr__", "__str__", "__new__", "__post_init__", "extra_repr"}

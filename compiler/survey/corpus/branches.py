@@ -724,6 +724,16 @@ def own_tensor_in_place(x: Tensor) -> Tensor:
     return y * 2
 
 
+@mended(pair)
+def made_in_the_side(x: Tensor, w: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        z += w
+        z.clamp_(max=3)
+    return z
+
+
 # ── in loops over Python values ──
 
 
@@ -883,6 +893,29 @@ def changes_input(x: Tensor) -> Tensor:
     if x.sum() > 0:
         x += 1
     return x * 2
+
+
+@declined(vector, "changes z in place")
+def made_in_the_side_then_shared(x: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        y = z
+        z += 1
+    else:
+        y = x
+    return z + y
+
+
+@declined(vector, "changes z in place", gradients=False)
+def shared_in_the_next_round(x: Tensor) -> Tensor:
+    z = x
+    if x.sum() > 0:
+        z = z * 2
+        for _ in range(2):
+            z += 1
+            z = x
+    return z
 
 
 @declined(vector, ".mul_() changes x in place", gradients=False)

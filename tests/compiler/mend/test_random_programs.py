@@ -92,7 +92,7 @@ def run(source: str) -> object:
     return names["program"]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_program(seed: int) -> None:
     torch._dynamo.reset()
     source = Program(seed).source()
@@ -105,7 +105,7 @@ def test_random_program(seed: int) -> None:
     whole = all(f.mended for f in function.findings)
     compiled = torch.compile(changed, backend="eager", fullgraph=whole)  # type: ignore[call-overload]
     g = torch.Generator().manual_seed(seed)
-    for k in range(5):
+    for k in range(4):
         given = torch.randn(3, generator=g), torch.randn(3, generator=g), 2 + k % 2
         expected = outcome(original, given, True)
         assert_same(outcome(changed, given, True), expected)
