@@ -10,5 +10,6 @@ stands in ``tensors``; everything else is plain Python, and runs without torch.
 
 from compiler.capture.api import capture
 from compiler.capture.explain import Explanation, explain
+from compiler.capture.units import NotWhole
 
-__all__ = ["Explanation", "capture", "explain"]
+__all__ = ["Explanation", "NotWhole", "capture", "explain"]

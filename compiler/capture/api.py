@@ -19,9 +19,10 @@ class Session:
     """What one ``capture`` call shares: the backend, the options, and all units."""
 
     def __init__(
-        self, backend: Callable[..., Any], dynamic: bool | None = None, limit: int = 8
+        self, backend: Callable[..., Any], dynamic: bool | None, limit: int, fullgraph: bool
     ) -> None:
         self.backend, self.dynamic, self.limit = backend, dynamic, limit
+        self.fullgraph = fullgraph
         self.units: list[Unit] = []
         self._made: dict[types.CodeType, int] = {}
         self._roots: dict[tuple[int, int], tuple[Root, Any]] = {}
@@ -100,16 +101,19 @@ class Session:
 
 def capture(
     function: Callable[..., Any], backend: Callable[..., Any] | None = None, *,
-    dynamic: bool | None = None, limit: int = 8,
+    dynamic: bool | None = None, limit: int = 8, fullgraph: bool = False,
 ) -> Any:  # fmt: skip
     """Capture ``function``'s bytecode into graphs for ``backend``, at its first call.
 
     * ``backend(gm, example_inputs)``: any backend of ``torch.compile``; ours if None.
     * ``dynamic``: None turns a size symbolic when a second one is seen, True from the start, False
       never.
+    * ``fullgraph``: a break is an error, ``NotWhole``, that says where and why.
     * ``limit``: the most cases of one function; further ones run in Python.
 
     Nothing that runs in Python fails: what is not understood breaks the graph or is left to Python.
+    A bug of capture itself does so too, and ``explain`` counts it; with ``DLRM_CAPTURE_STRICT=1``
+    in the environment it is raised.
 
     >>> double = capture(lambda x: 2 * x + 1, backend=lambda gm, inputs: gm)
     >>> import torch
@@ -119,7 +123,7 @@ def capture(
     if backend is None:
         from compiler.backend import dlrm as backend
     assert backend is not None
-    session = Session(backend, dynamic, limit)
+    session = Session(backend, dynamic, limit, fullgraph)
     if hasattr(function, "_capture"):
         captured: Any = function
         function = getattr(captured, "__wrapped__", None) or captured._orig_mod

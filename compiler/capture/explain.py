@@ -80,7 +80,7 @@ def _entry(unit: Unit, number: int, entry: Entry) -> str:
     if entry.graph is not None:
         parts.append(f"──── {name}: graph ────\n{entry.graph.text}")
     if entry.reason:
-        parts.append(f"──── {name}: break ────\n{entry.reason}")
+        parts.append(f"──── {name}: break ────\n{entry.place}: {entry.reason}")
     parts.append(f"──── {name}: function ────\n{entry.run_code}")
     parts.append(f"──── {name}: rewritten bytecode ────\n{disassembled(entry.run.__code__)}")
     return "\n\n".join(parts)

@@ -84,6 +84,7 @@ class Entry:
     details: dict[str, Callable[..., str]]  # more about a guard that failed, by its text
     reason: str = ""  # of the graph break that ends it, if any
     rest: list[Unit] = field(default_factory=list)
+    place: str = ""  # of the break: file and line
 
     def why(self, number: int, values: Sequence[Any]) -> str:
         """The guard that failed, and what there was instead, where that is known."""
@@ -291,6 +292,7 @@ class Attempt:
         return Entry(
             guard, run, self.trace.guards.texts, guard_code, code, graph,
             self.trace.guards.describers(parameters), self.reason, self.rest,
+            f"{original.co_filename}:{self.line}",
         )  # fmt: skip
 
     def _placed(self, code: str) -> Any:

@@ -760,7 +760,7 @@ HANDLERS[str], HANDLERS[repr] = _shown("__str__"), _shown("__repr__")
 
 
 def _looks_at_frame(frame: Frame, *args: Value, **kwargs: Value) -> Value:
-    raise NeedsFrame("a call that looks at the frame it is made from")
+    raise NeedsFrame("a call such as locals(), which looks at the frame it is made from")
 
 
 for _frame_call in (

@@ -32,6 +32,10 @@ _lock = threading.RLock()
 _active = threading.local()  # whether this thread is capturing just now
 
 
+class NotWhole(RuntimeError):
+    """With ``fullgraph``: a function that is not one graph. The message says where and why."""
+
+
 class Unit:
     """``parameters`` are the names of the values that ``step`` takes, all by position."""
 
@@ -126,13 +130,17 @@ class Unit:
                 raise AssertionError(f"a guard fails on what it was made from: {text}")
         except Declined as why:
             self._declined(str(why))
+            if self.session.fullgraph:
+                raise NotWhole(f"{self.name} is left to Python: {why}") from None
             return None
         except Exception as error:
             self._declined(f"internal: {type(error).__name__}: {error}")
-            if os.environ.get("DLRM_CAPTURE_STRICT") == "1":
+            if os.environ.get("DLRM_CAPTURE_STRICT") == "1" or self.session.fullgraph:
                 raise
             logger.debug("%s runs in Python", self.name, exc_info=True)
             return None
+        if entry.reason and self.session.fullgraph:
+            raise NotWhole(f"{entry.place}: {self.name} breaks: {entry.reason}")
         self.session.hide(entry.guard, entry.run, same)
         self.entries.append(entry)
         self.cases.append((entry.guard, entry.run))

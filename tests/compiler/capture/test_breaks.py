@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compiler.capture import capture, explain
+from compiler.capture import NotWhole, capture, explain
 from tests.compiler.capture.capturing import Counting, alike, same
 
 X = torch.randn(4, 3)
@@ -297,6 +297,18 @@ def test_left_to_python_altogether() -> None:
     captured = capture(lambda x: x + 1, Counting())
     assert type(captured(odd)) is Odd
     assert next(iter(explain(captured).fallbacks)).startswith("a Odd")
+
+
+def test_fullgraph() -> None:
+    """A break is an error that says where; what is whole runs."""
+    captured = capture(branch, Counting(), fullgraph=True)
+    line = branch.__code__.co_firstlineno + 2
+    for _ in range(2):
+        with pytest.raises(NotWhole, match=rf"test_breaks.py:{line}: branch breaks: a branch on"):
+            captured(X)
+    with pytest.raises(NotWhole, match="locals"):
+        capture(lambda x: (locals(), x + 1), Counting(), fullgraph=True)(X)
+    assert torch.equal(capture(lambda x: x + 1, Counting(), fullgraph=True)(X), X + 1)
 
 
 def test_frames() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.compiler.capture import broken, pure
+from tests.compiler.capture import anywhere, broken, pure
 
 HERE = Path(__file__).parent
 
@@ -32,8 +32,16 @@ def test_broken(function: Any, args: tuple[Any, ...], eager: bool) -> None:
     broken.check(function, args, eager)
 
 
+@pytest.mark.parametrize(
+    ("function", "args"), [pytest.param(*c, id=c[0].__name__) for c in pure.CASES]
+)
+def test_broken_anywhere(function: Any, args: tuple[Any, ...]) -> None:
+    """With a break behind any statement, in loops, branches and try blocks too."""
+    assert anywhere.check(function, args) >= 0
+
+
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize("script", ["pure.py", "broken.py"])
+@pytest.mark.parametrize("script", ["pure.py", "broken.py", "anywhere.py"])
 def test_other_versions(version: str, script: str) -> None:
     """The same on each CPython whose bytecode we read; they need not have torch."""
     python = shutil.which(f"python{version}")

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.compiler.capture.anywhere import variants
 from tests.compiler.capture.capturing import same
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
@@ -357,6 +358,13 @@ def test_whole(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Captured into at most one graph, and nothing is different."""
     found = same(function, *args, graphs=None)
     assert len(found.graphs) <= 1
+
+
+@pytest.mark.parametrize(("function", "args"), [pytest.param(*c, id=c[0].__name__) for c in CASES])
+def test_broken_anywhere(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """The same with a break behind any statement."""
+    for variant in variants(function, globals()):
+        same(variant, *args, whole=False, calls=1)
 
 
 def test_same_tensor_twice() -> None:
