@@ -44,6 +44,7 @@ class Row:
     name: str
     family: str
     expect: str
+    why: str = ""  # a declined case: a piece of the reason that mending must give
     ways: dict[str, Way] = field(default_factory=dict)
     mended_eager_differs: list[str] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Row:
 
 def measure(case: Case, group: str, ways: Sequence[str] = WAYS) -> Row:
     """Run a case in each of ``ways`` and compare it with eager mode."""
-    row = Row(group, case.name, case.family, case.expect)
+    row = Row(group, case.name, case.family, case.expect, case.why)
     made = original(case)
     expected = made.observed(made.function, case.backward)
 

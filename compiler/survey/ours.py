@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from compiler.capture import capture, explain
-from compiler.survey.breaks import Make
+from compiler.survey.breaks import Made, Make
 from compiler.survey.observe import Observed
 from compiler.survey.way import Way
 
@@ -24,11 +24,17 @@ def captured(make: Make, compare: Callable[[Sequence[Observed]], list[str]], bac
 
     made = make()
     made.calls = made.calls[:1]
-    made.observed(capture(made.function, count), backward)
+    made.observed(_captured(made, count), backward)
     of_first = graphs
     made = make()
-    run = capture(made.function, count)
+    run = _captured(made, count)
     seen = made.observed(run, backward)
     found = explain(run)
     reasons = [*found.breaks, *(f"in Python: {why}" for why in found.fallbacks)]
     return Way(of_first, reasons, ["other"] * len(reasons), found.whole, differs=compare(seen))
+
+
+def _captured(made: Made, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Inside of ``within``, as capture looks up a module's ``forward`` at once."""
+    with made.within():
+        return capture(made.function, backend)

@@ -42,7 +42,8 @@ def made_for(way: str, case: Case) -> Made:
 def compiled(way: str, made: Made, backend: Any) -> Callable[..., Any]:
     """The callable behind the front end of one of ``WAYS``, before its first call."""
     if way.endswith("capture"):
-        return capture(made.function, backend)  # type: ignore[no-any-return]
+        with made.within():  # it looks up a module's forward at once
+            return capture(made.function, backend)
     return torch.compile(made.function, backend=backend)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 
 from compiler.survey.case import Case
-from compiler.survey.drawn import Cases
 
 
 def cases() -> list[Case]:
-    """All cases, file by file.
+    """All cases, file by file, named after their file.
 
     >>> len({case.name for case in cases()}) == len(cases())
     True
@@ -18,9 +18,8 @@ def cases() -> list[Case]:
     found: list[Case] = []
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         listed = importlib.import_module(f"{__name__}.{module.name}").CASES
-        if isinstance(listed, Cases):
-            listed = [drawn.case(listed.family) for drawn in listed]
-        found += listed
+        plain = listed.cases() if hasattr(listed, "cases") else listed
+        found += [dataclasses.replace(c, name=f"{module.name}.{c.name}") for c in plain]
     return found
 
 

@@ -147,11 +147,11 @@ CASES: tuple[Case, ...] = tuple(
         (skips_rows, "mended", (
             lambda: ([randn(2, requires_grad=True) for _ in range(4)],),
             lambda: ([tensor([1.0, 1], requires_grad=True), tensor([-1.0, -1])],))),
-        (first_positive, "mended", (
+        (first_positive, "declined", (
             lambda: ([tensor([-1.0, 0]), tensor([1.0, 1], requires_grad=True)],),
             lambda: ([tensor([1.0, 2]), tensor([1.0, 1], requires_grad=True)],),
             lambda: ([tensor([-1.0, 0]), tensor([-1.0, 1e-3], requires_grad=True)],))),
-        (counted_by_a_tensor, "declined", (
+        (counted_by_a_tensor, "mended", (
             lambda: (tensor([1.0, 2.0]), tensor(3)), lambda: (tensor([1.0, 2.0]), tensor(0)))),
         (counted_in_python, "whole", (
             lambda: (tensor([1.0, 2.0], requires_grad=True), 3),

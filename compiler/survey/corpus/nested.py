@@ -222,8 +222,8 @@ CASES: tuple[Case, ...] = tuple(
         (calls_a_check, "trap", "mended", (_small, _infinite)),
         (calls_a_report, "defer", "mended", (_small, _large)),
         (calls_in_a_branch, "where", "mended", (_small, _large, lambda: (-_large()[0].detach(),))),
-        (inner_function, "where", "mended", (_small, _large)),
-        (passes_a_function, "where", "mended", (_small, _large)),
+        (inner_function, "where", "declined", (_small, _large)),
+        (passes_a_function, "where", "declined", (_small, _large)),
         (in_a_comprehension, "where", "mended", (
             lambda: ([_small()[0], _large()[0]],), lambda: ([_large()[0], _small()[0]],))),
         (in_a_python_loop, "mixed", "mended", (
@@ -235,6 +235,6 @@ CASES: tuple[Case, ...] = tuple(
         (Methods, "mixed", "mended", (
             _small, _large, lambda: (tensor([float("nan"), 0, 0]),))),
         (Child, "where", "mended", (_small, _large)),
-        (Hooked, "where", "mended", (_rows, lambda: (torch.full((2, 3), 50.0),))),
+        (Hooked, "where", "declined", (_rows, lambda: (torch.full((2, 3), 50.0),))),
     )
 )  # fmt: skip

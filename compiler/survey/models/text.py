@@ -18,19 +18,19 @@ from compiler.survey.case import Case, Keywords
 
 NEEDS = ("transformers",)
 WORDS, WIDTH, LENGTH, ROWS = 99, 64, 16, 2
-SEQ2SEQ = {
+SEQ2SEQ: dict[str, Any] = {
     "vocab_size": WORDS, "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128, "max_position_embeddings": 64,
 }  # fmt: skip
-BERT = {
+BERT: dict[str, Any] = {
     "vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
-T5 = {
+T5: dict[str, Any] = {
     "vocab_size": WORDS, "d_model": WIDTH, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4,
 }  # fmt: skip
-DECODER = {**BERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DECODER: dict[str, Any] = {**BERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 Built = tuple[Callable[..., Any], list[tuple[Any, ...]]]
 
@@ -165,7 +165,7 @@ LONG_ROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
     "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
 }  # fmt: skip
-OPT = {
+OPT: dict[str, Any] = {
     "vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
     "ffn_dim": 128, "word_embed_proj_dim": WIDTH, "max_position_embeddings": 64, "dropout": 0.0,
 }  # fmt: skip
@@ -207,8 +207,8 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
         encoder("XLNetModel", "XLNetConfig", vocab_size=WORDS, d_model=WIDTH, n_layer=2, n_head=4,
                 d_inner=128), "whole"),
 }  # fmt: skip
-HALF = {"rtol": 2e-2, "atol": 2e-3}
-SINGLE = {"rtol": 1e-4, "atol": 1e-5}
+HALF: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-3}
+SINGLE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 CASES: tuple[Case, ...] = tuple(
     Case(
         name, "model", make, expect, needs=NEEDS, backward=make is not reformer,

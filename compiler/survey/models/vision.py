@@ -11,7 +11,7 @@ from compiler.survey.case import Case, Keywords
 from compiler.survey.models.text import BERT, Built, build, words
 
 WIDTH = 32
-DETECTOR = {
+DETECTOR: dict[str, Any] = {
     "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False,
     "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 5,

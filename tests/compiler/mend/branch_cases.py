@@ -9,7 +9,6 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,44 +20,11 @@ from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import RUNTIME
 from compiler.mend.rewrite import functions
 from compiler.mend.where import where
+from compiler.survey.register import Drawn as Case
 
-Maker = Callable[[torch.Generator], tuple[Any, ...]]
 Mended = tuple[dict[str, Any], dict[str, list[Finding]]]
 BRANCHES = (Kind.BRANCH, Kind.LOOP, Kind.ITEM)
 DRAWS = 16
-
-
-@dataclass
-class Case:
-    """A function or module class with inputs; ``declined``: words of the reason why it stays."""
-
-    target: Any
-    maker: Maker
-    declined: str | None
-    gradients: bool
-
-    @property
-    def name(self) -> str:
-        return str(self.target.__name__)
-
-
-class Cases(list[Case]):
-    """What a corpus registers its functions with."""
-
-    def mended(self, maker: Maker, gradients: bool = True) -> Callable[[Any], Any]:
-        """A case that must be captured whole once it is mended."""
-        return self._register(maker, None, gradients)
-
-    def declined(self, maker: Maker, reason: str, gradients: bool = True) -> Callable[[Any], Any]:
-        """A case that must be left as it is, for a reason that contains these words."""
-        return self._register(maker, reason, gradients)
-
-    def _register(self, maker: Maker, reason: str | None, gradients: bool) -> Callable[[Any], Any]:
-        def register(target: Any) -> Any:
-            self.append(Case(target, maker, reason, gradients))
-            return target
-
-        return register
 
 
 def mend_source(

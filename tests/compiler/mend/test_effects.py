@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from compiler.mend.live import mend_callable
-from tests.compiler.mend.corpus_effects import CASES, Case
+from compiler.survey.corpus.effects import CASES
+from compiler.survey.register import Effect as Case
 from tests.compiler.mend.observing import observed
 
 

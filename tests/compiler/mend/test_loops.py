@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compiler.mend import corpus_loops
+from compiler.survey.corpus import tensor_loops
 from tests.compiler.mend.branch_cases import (
     Case,
     Mended,
@@ -19,17 +19,17 @@ from tests.compiler.mend.branch_cases import (
 
 @pytest.fixture(scope="module")
 def mended() -> Mended:
-    return mend_module(corpus_loops)
+    return mend_module(tensor_loops)
 
 
-@pytest.mark.parametrize("case", corpus_loops.CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", tensor_loops.CASES, ids=lambda c: c.name)
 def test_case(case: Case, mended: Mended) -> None:
     check(case, mended)
 
 
 @pytest.mark.parametrize("name", ["halves", "left_by_break"])
 def test_compiled_to_native_code(name: str, mended: Mended) -> None:
-    case = next(c for c in corpus_loops.CASES if c.name == name)
+    case = next(c for c in tensor_loops.CASES if c.name == name)
     torch._dynamo.reset()
     compiled = torch.compile(make(mended[0][name]), backend="dlrm", fullgraph=True)
     for k in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compiler.mend import corpus_branches
+from compiler.survey.corpus import branches
 from tests.compiler.mend.branch_cases import (
     Case,
     Mended,
@@ -16,12 +16,12 @@ from tests.compiler.mend.branch_cases import (
     outcome,
 )
 
-CASES = corpus_branches.CASES
+CASES = branches.CASES
 
 
 @pytest.fixture(scope="module")
 def mended() -> Mended:
-    return mend_module(corpus_branches)
+    return mend_module(branches)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

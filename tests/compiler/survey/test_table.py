@@ -23,7 +23,8 @@ def _row(name: str, family: str, after: list[str], differs: list[str] | None = N
         graphmend=["a.py:2"],
     )
     left = Way(1 + len(after), after, ["branch"] * len(after), not after, differs=differs or [])
-    row = Row("corpus", name, family, "mended", {"dynamo": before, "mended": left})
+    row = Row("corpus", name, family, "mended")
+    row.ways = {"dynamo": before, "mended": left}
     row.findings = [
         {"place": "/x/a.py:1", "function": "f", "kind": "branch", "how": "where", "reason": ""},
         {"place": "/x/a.py:2", "function": "f", "kind": "print", "how": "", "reason": "no"},
@@ -73,3 +74,11 @@ def test_a_difference_is_a_problem_and_a_remaining_break_a_surprise() -> None:
     assert surprises(rows) == [
         "corpus: two: declined, expected mended: a.py:1: branching"
     ]  # fmt: skip
+
+
+def test_a_declined_case_must_be_declined_for_its_reason() -> None:
+    row = _row("one", "where", ["a.py:1: branching"])
+    row.expect, row.why = "declined", "no"
+    assert by_family([row]).split("\n")[2].endswith("|           1 |")
+    row.why = "another reason"
+    assert by_family([row]).split("\n")[2].endswith("|           0 |")

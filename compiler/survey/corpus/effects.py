@@ -1,4 +1,5 @@
 # ruff: noqa: B028, RUF021, SIM102, UP031, UP032
+# mypy: ignore-errors
 """Small functions and modules that print, log, warn, raise and assert on tensors.
 
 ``@case`` says what becomes of each: ``mends`` whether nothing is left that breaks, ``reason`` why
@@ -11,12 +12,12 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from compiler.survey.register import Effects
 
 logger = logging.getLogger("corpus")
 X = torch.arange(6.0).reshape(2, 3)
@@ -25,28 +26,8 @@ BOTH = ((X,), (-X,))
 CHECK = ((X,), (NAN,))
 
 
-@dataclass
-class Case:
-    function: Callable[..., Any]
-    inputs: Sequence[tuple[Any, ...]]
-    mends: bool
-    reason: str
-    breaks: bool
-
-
-CASES: list[Case] = []
-
-
-def case(
-    inputs: Sequence[tuple[Any, ...]] = BOTH, mends: bool = True, reason: str = "",
-    breaks: bool = True,
-) -> Callable[[Any], Any]:  # fmt: skip
-    def register(function: Any) -> Any:
-        made = function() if isinstance(function, type) else function
-        CASES.append(Case(made, inputs, mends and not reason, reason, breaks))
-        return function
-
-    return register
+CASES = Effects(BOTH)
+case = CASES.case
 
 
 class OwnError(Exception):

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Functions and modules with branches on tensors: those that mend, and those that must not.
 
 ``mended(maker)``: one graph afterwards. ``declined(maker, words)``: left alone, for a reason that
@@ -12,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.compiler.mend.branch_cases import Cases
+from compiler.survey.register import Cases
 
-CASES = Cases()
+CASES = Cases("where")
 mended, declined = CASES.mended, CASES.declined
 
 
