@@ -29,7 +29,8 @@ def _fresh() -> Iterator[None]:
 
 
 def compiled(callee: Callable[..., Any]) -> Any:
-    return compile_mended(callee, backend="aot_eager", fullgraph=True)
+    front = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    return compile_mended(callee, front, fullgraph=True)
 
 
 def helper(x: Tensor) -> Tensor:
