@@ -20,7 +20,7 @@ from compiler.capture.bytecode import NULL_LAST, Instruction
 from compiler.capture.extension import GraphCall
 from compiler.capture.interpreter import Frame
 from compiler.capture.iterators import IteratorValue
-from compiler.capture.machine import GraphBreak
+from compiler.capture.machine import GraphBreak, Refused
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
 from compiler.capture.trace import Trace
@@ -41,6 +41,9 @@ from compiler.capture.values import (
 
 if TYPE_CHECKING:
     from compiler.capture.units import Unit
+
+
+MOST_REFUSED = 200  # branches that cannot be captured, in one function with all that it calls
 
 
 class Declined(Exception):
@@ -121,9 +124,12 @@ class _Here(Exception):
 class Attempt:
     """One run of the interpreter over a function, to its end or to the break."""
 
-    def __init__(self, unit: Unit, values: Sequence[Any], break_at: int, reason: str) -> None:
+    def __init__(
+        self, unit: Unit, values: Sequence[Any], break_at: int, reason: str, refused: set[int]
+    ) -> None:
         self.unit, self.reason = unit, reason
         self.trace = Trace(lambda trace: unit.session.extension(trace, unit))
+        self.trace.refused = refused
         self.frame = unit.frame(self.trace, values)
         self.frame.break_at = break_at
         self.rebuild = Rebuild(self.trace, unit.session.recapture)
@@ -354,9 +360,12 @@ def _only_torch_managers(frame: Frame) -> bool:
 def capture_entry(unit: Unit, values: Sequence[Any]) -> Entry:
     """Capture a function for the arguments at hand; raises Declined."""
     break_at, reason = -1, ""
-    for _ in range(20):
+    refused: set[int] = set()  # branches, see mended; later ones than a new one count anew
+    for _ in range(20 + MOST_REFUSED):
         try:
-            return Attempt(unit, values, break_at, reason).run()
+            return Attempt(unit, values, break_at, reason, refused).run()
+        except Refused as trial:
+            refused = {n for n in refused if n < trial.trial} | {trial.trial}
         except Restart as again:
             if break_at >= 0 and again.clock >= break_at:
                 raise Declined(f"{reason or again.reason}; {again.reason}") from again

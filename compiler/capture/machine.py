@@ -21,10 +21,19 @@ class GraphBreak(Exception):
         self.push, self.again = push, again
 
 
+class Refused(Exception):
+    """A mended branch cannot be captured: start again, and say so when it asks."""
+
+    def __init__(self, trial: int) -> None:
+        super().__init__(trial)
+        self.trial = trial
+
+
 class Machine:
     """A stack, and ``slots``: the locals by name, some of which hold cells."""
 
     breaking = False  # only for the outermost frame, at the instruction that it breaks at
+    trial: int | None = None  # the number of the branch that it tries to capture
 
     def __init__(
         self, trace: Trace, code: CodeType, scope: dict[str, Any], slots: dict[str, Value]
@@ -51,9 +60,15 @@ class Machine:
         try:
             return handler(one)
         except Raised as error:
+            if self.trial is not None:
+                raise Refused(self.trial) from error
             if self.breaking or not self._handle(error):
                 raise
             return None
+        except Unsupported as why:
+            if self.trial is not None:
+                raise Refused(self.trial) from why
+            raise
 
     def _handle(self, error: Raised) -> bool:
         """Go to the handler of an exception, as the exception table has it."""

@@ -54,6 +54,8 @@ class Trace:
         self.dirty: dict[int, Value] = {}  # changed values from outside, in order
         self.seen: dict[int, Value] = {}
         self._kept: list[Any] = []
+        self.trials = 0  # how many branches were asked about: see mended
+        self.refused: set[int] = set()  # those, by number, that cannot be captured
         self.tensors = extension(self)
 
     # ---- values from outside

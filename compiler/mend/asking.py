@@ -59,10 +59,15 @@ def _kept(context: Any) -> None:
 
 def _grad_fn(context: Any) -> None:
     variable = _translator(context).symbolic_locals["value"].realize()
-    node = variable.as_proxy().node.meta["example_value"].grad_fn
-    if node is not None:
-        name = type(node).__name__
-        _answer(context, node.name().rsplit("::", 1)[-1] if name == "CppFunction" else name)
+    _answer(context, name_of(variable.as_proxy().node.meta["example_value"].grad_fn))
+
+
+def name_of(grad_fn: Any) -> str:
+    """What printing a tensor calls the operation that made it; empty for None."""
+    if grad_fn is None:
+        return ""
+    name = type(grad_fn).__name__
+    return str(grad_fn.name()).rsplit("::", 1)[-1] if name == "CppFunction" else name
 
 
 def _calling(context: Any) -> None:

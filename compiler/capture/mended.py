@@ -1,0 +1,54 @@
+"""What mended code asks its front end (see ``compiler.mend``): which branches can be captured?
+
+The answer is yes at first. If what follows fails, capture starts again and answers no for that
+branch: nothing has to be undone. So a trial costs nothing where it succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from compiler.capture.values import Constant, ObjectValue, Value, look
+from compiler.mend import asking, branching
+
+if TYPE_CHECKING:
+    from compiler.capture.interpreter import Frame
+    from compiler.capture.tensors import Tensors
+
+
+def capturable(tensors: Tensors, frame: Frame, way: Value) -> Value:
+    """Whether the branch ``way`` can be captured, which is called next, in the same frame."""
+    trace = tensors.trace
+    trace.trials += 1
+    if trace.trials in trace.refused:
+        return Constant(False)
+    frame.trial = trace.trials
+    return Constant(True)
+
+
+def kept(tensors: Tensors, frame: Frame, value: Value) -> Value:
+    """A key for a logger that is the same at every call."""
+    found = look(value)
+    obj = found.obj if isinstance(found, ObjectValue) else None
+    if not isinstance(obj, logging.Logger) or found.source is None:  # type: ignore[union-attr]
+        return Constant("")
+    constants = tensors.trace.constants
+    tensors.trace.guards.add(f"{{}} is {constants.name(obj)}", found.source)  # type: ignore[union-attr]
+    key = f"logger{id(obj)}"
+    asking.KEPT[key] = obj
+    return Constant(key)
+
+
+def grad_fn(tensors: Tensors, frame: Frame, value: Value) -> Value:
+    """The name of the operation that made a tensor."""
+    fake = getattr(look(value), "fake", None)
+    return Constant(asking.name_of(getattr(fake, "grad_fn", None)))
+
+
+MEANINGS: dict[Any, Any] = {
+    branching.capturable: capturable,
+    asking.kept: kept,
+    asking.grad_fn: grad_fn,
+    asking.calling: lambda tensors, frame: Constant(""),
+}
