@@ -44,7 +44,7 @@ FACTORIES = frozenset(
     getattr(torch, name) for name in (
         "arange empty eye full linspace logspace ones rand randint randn randperm scalar_tensor "
         "tensor tril_indices triu_indices zeros rand_like randn_like randint_like empty_like "
-        "full_like ones_like zeros_like normal"
+        "full_like ones_like zeros_like normal _assert_async"
     ).split()
 )  # fmt: skip
 _LEFT_TO_PYTHON = frozenset(  # they need data, change autograd's own records, or leave torch

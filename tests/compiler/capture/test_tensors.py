@@ -451,6 +451,36 @@ def test_wants_a_function() -> None:
         capture(3)  # type: ignore[arg-type]
 
 
+TOLD: list[float] = []
+
+
+@torch.library.custom_op("capture_test::tell", mutates_args=())
+def tell_sum(x: Tensor, place: int) -> None:
+    TOLD.append(float(x.sum()) + place)
+
+
+@tell_sum.register_fake
+def _(x: Tensor, place: int) -> None:
+    return None
+
+
+def test_custom_operators() -> None:
+    """Operators with effects and no result stay in the graph, in order."""
+    from compiler.capture import capture, explain
+
+    def run(x: Tensor) -> Tensor:
+        tell_sum(x, 100)
+        y = x * 2
+        torch.ops.capture_test.tell(y, 200)
+        torch._assert_async(y.sum() > 0)
+        return y + 1
+
+    captured = capture(run, backend=lambda gm, inputs: gm)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 3.0))
+    assert [102.0, 204.0] == TOLD
+    assert explain(captured).whole and explain(captured).operations == 7
+
+
 def test_other_callables() -> None:
     """Built-in functions, partials and objects with ``__call__``."""
     from compiler.capture import capture
