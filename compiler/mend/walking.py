@@ -20,6 +20,7 @@ from compiler.mend.flow import Flow
 from compiler.mend.function import RUNTIME, Function, call, placed
 from compiler.mend.guards import Around, Guard, SeeingThrough, both, negated
 from compiler.mend.kinds import Scope, Sort
+from compiler.mend.purity import Level, Purity
 from compiler.mend.shapes import count_effects, holds_raise, late_names, leaves, open_ends, raises
 from compiler.mend.sides import Decline
 from compiler.mend.splitting import Declined, Splitter, call_later
@@ -144,7 +145,7 @@ class Walker:
         if not self._decides(s):
             return [s]
         try:
-            bad = negated(self._condition(s))
+            bad = negated(self._condition(s, always=not around.guards))
             when = self._when(around)
             if when is not None:
                 bad = both(when, bad)
@@ -167,7 +168,7 @@ class Walker:
             s.body, s.orelse = self.block(s.body, around), self.block(s.orelse, around)
             return [s]
         try:
-            test = self._condition(s)
+            test = self._condition(s, always=not around.guards)
         except Declined as reason:
             return self._left(s, around, str(reason))
         before = len(self.function.findings), dict(self.function.sites)
@@ -243,7 +244,7 @@ class Walker:
                     self.function.mended(s, Kind.RAISE, "trap")
                     return new
                 case ast.If():
-                    inner = self._condition(s)
+                    inner = self._condition(s, always=False)
                     for guard, part in ((inner, s.body), (negated(inner), s.orelse)):
                         if part:
                             deeper = both(copy.deepcopy(when), copy.deepcopy(guard))
@@ -364,8 +365,16 @@ class Walker:
             sort is not Sort.UNKNOWN or self.function.names is not None
         )
 
-    def _condition(self, s: ast.If | ast.Assert) -> ast.expr:
-        """The condition, in a form that is a tensor where it depends on one. Raises Declined."""
+    def _condition(self, s: ast.If | ast.Assert, always: bool) -> ast.expr:
+        """The condition, in a form that is a tensor where it depends on one. Raises Declined.
+
+        ``always``: control comes to it in any case; otherwise it must be free of effects.
+        """
+        if not always:
+            effect = Purity(self.flow).expression(s.test, self.flow.sorts(s))
+            numbers = SeeingThrough(self.flow, s).only_numbers(s.test)
+            if effect.level >= Level.RAISING and not numbers:
+                raise Declined(f"its condition may only be computed in its branch: {effect.reason}")
         for node in ast.walk(s.test):
             if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
                 raise Declined(f"its condition evaluates {ast.unparse(node)}")

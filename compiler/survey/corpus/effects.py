@@ -778,6 +778,23 @@ def raises_on_a_walrus(x):
     return x
 
 
+SEEN = []
+
+
+def _noted(x):
+    SEEN.append(1)
+    return (x > 4).any()
+
+
+@case(BOTH, reason="may only be computed in its branch")
+def asks_in_a_branch_only(x):
+    if x.sum() > 0:
+        if _noted(x):
+            print("noted", len(SEEN) > 0)
+        print("asked")
+    return x
+
+
 @case(reason="imported inside of the function")
 def warns_by_an_import_inside(x):
     import warnings as w

@@ -136,7 +136,8 @@ def test_a_warning_as_an_error_is_raised() -> None:
         return x
 
     run = compiled(warns)
-    run(torch.ones(2))
+    with pytest.warns(RuntimeWarning, match="an error"):
+        run(torch.ones(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with pytest.raises(RuntimeWarning, match="an error"):
