@@ -26,6 +26,7 @@ def compile(  # the verb that users know from torch.compile
     fullgraph: bool = False,
     dynamic: bool | None = None,
     mend: bool = False,
+    capture: str = "dynamo",
     **options: Any,
 ) -> Any:
     """``torch.compile`` with the backend of this package.
@@ -34,9 +35,11 @@ def compile(  # the verb that users know from torch.compile
     * ``mend``: first rewrite what breaks graphs, in the model and in all of your code that it calls
       (see ``compiler.mend``). With ``fullgraph``, a break that is left is an error that names file,
       line and reason (``compiler.mend.report.GraphBreak``).
+    * ``capture``: what makes graphs of Python: "dynamo", PyTorch's, or "bytecode", that of this
+      package (see ``compiler.capture``).
     * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...).
 
-    Raises ValueError for an unknown option.
+    Raises ValueError for an unknown option, or an unknown capture.
 
     >>> double = compile(lambda x: 2 * torch.relu(x))
     >>> double(torch.tensor([-1.0, 3.0])).tolist()
@@ -47,12 +50,24 @@ def compile(  # the verb that users know from torch.compile
         logger.warning(
             "freeze=True: weights are taken as the first call finds them; later changes do not show"
         )
-    backend = partial(dlrm, **options)
+    front = partial(
+        _front_end(capture), backend=partial(dlrm, **options), fullgraph=fullgraph, dynamic=dynamic
+    )
     if mend:
         from compiler.mend.report import compile_mended
 
-        return compile_mended(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
-    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+        return compile_mended(model, front, fullgraph)
+    return front(model)
+
+
+def _front_end(capture: str) -> Callable[..., Any]:
+    if capture == "dynamo":
+        return torch.compile
+    if capture != "bytecode":
+        raise ValueError(f"capture {capture!r}: want dynamo or bytecode")
+    from compiler.capture import capture as of_bytecode
+
+    return of_bytecode
 
 
 @dataclass

@@ -93,7 +93,6 @@ def call_function(
         return frame.call(frame.trace.known(function.real.__wrapped__), args, kwargs)  # type: ignore[union-attr]
     if skipped(code, function.scope.get("__name__")):
         raise Unsupported(f"calling {function.name} of {function.scope.get('__name__')}")
-    frame.trace.inlined.add(function.name)
     return frame.inline(function, bind_arguments(function, args, kwargs))
 
 

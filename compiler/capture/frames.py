@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.capture.bytecode import NULL_LAST, Instruction
 from compiler.capture.extension import GraphCall
 from compiler.capture.interpreter import Frame
+from compiler.capture.iterators import IteratorValue
 from compiler.capture.machine import GraphBreak
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
@@ -28,7 +29,6 @@ from compiler.capture.values import (
     ByIdentity,
     CellValue,
     FunctionValue,
-    IteratorValue,
     MethodValue,
     NeedsFrame,
     ObjectValue,

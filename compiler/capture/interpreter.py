@@ -15,6 +15,7 @@ from typing import Any
 from compiler.capture import polyfills
 from compiler.capture.attributes import special
 from compiler.capture.bytecode import NULL_LAST, Instruction
+from compiler.capture.iterators import Generator, IteratorValue
 from compiler.capture.machine import GraphBreak, Machine
 from compiler.capture.methods import set_item
 from compiler.capture.values import (
@@ -23,9 +24,7 @@ from compiler.capture.values import (
     Constant,
     DictValue,
     FunctionValue,
-    Generator,
     Handling,
-    IteratorValue,
     Known,
     ListValue,
     MethodValue,

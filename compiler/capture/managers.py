@@ -61,9 +61,6 @@ class LeaveValue(Value):
     def __init__(self, manager: ManagerValue) -> None:
         self.manager = manager
 
-    def children(self) -> list[Value]:
-        return [self.manager]
-
 
 class Modes:
     """The modes that are set at this point of the capture."""

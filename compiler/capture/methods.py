@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture import polyfills
+from compiler.capture.iterators import IteratorValue
+from compiler.capture.registry import folded, inside
 from compiler.capture.values import (
     Constant,
     DictValue,
-    IteratorValue,
     ListValue,
     SequenceValue,
     SetValue,
@@ -62,7 +63,7 @@ def call_method(
     descriptor: Any = None,
 ) -> Value:  # fmt: skip
     """``receiver.name(*args, **kwargs)`` for a built-in method."""
-    from compiler.capture import library
+    from compiler.capture.iterables import items_of
 
     receiver = look(receiver)
     for kind in type(receiver).__mro__:
@@ -73,16 +74,16 @@ def call_method(
             try:
                 return handler(frame, receiver, *args, **kwargs)
             except TypeError as error:
-                if library._inside(error):
+                if inside(error):
                     raise
                 raise Unsupported(f"{name}(): {error}") from error
     values = [receiver, *args, *kwargs.values()]
     if isinstance(receiver, Constant) and name == "join" and not kwargs:
-        values = [receiver, ListValue(library.items_of(frame, args[0]))]
+        values = [receiver, ListValue(items_of(frame, args[0]))]
         args = values[1:]
     if isinstance(receiver, Constant | TupleValue | SetValue) and all(map(is_constant, values)):
         found = descriptor or getattr(receiver.cls, name)
-        return library.folded(frame, found, [receiver, *args], kwargs)
+        return folded(frame, found, [receiver, *args], kwargs)
     raise Unsupported(f"calling {receiver.cls.__name__}.{name}")
 
 
@@ -105,7 +106,7 @@ def append(frame: Frame, self: ListValue, item: Value) -> Value:
 
 @method(ListValue)
 def extend(frame: Frame, self: ListValue, items: Value) -> Value:
-    from compiler.capture.library import items_of
+    from compiler.capture.iterables import items_of
 
     more = items_of(frame, items)
     frame.trace.mutate(self)
@@ -228,7 +229,7 @@ def popitem(frame: Frame, self: DictValue) -> Value:
 
 @method(DictValue)
 def update(frame: Frame, self: DictValue, *others: Value, **named: Value) -> Value:
-    from compiler.capture.library import items_of
+    from compiler.capture.iterables import items_of
 
     for other in others:
         if isinstance(other, DictValue):
@@ -266,7 +267,7 @@ def discard(frame: Frame, self: SetValue, item: Value) -> Value:
 
 @method(SetValue, names="update")
 def update_set(frame: Frame, self: SetValue, *others: Value) -> Value:
-    from compiler.capture.library import items_of
+    from compiler.capture.iterables import items_of
 
     frame.trace.mutate(self)
     for other in others:

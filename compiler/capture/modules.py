@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
-from compiler.capture import library, managers
+from compiler.capture import managers
 from compiler.capture.attributes import lookup, object_attribute
+from compiler.capture.iterables import items_of
 from compiler.capture.sources import Source
 from compiler.capture.values import (
     ByIdentity,
@@ -212,6 +213,4 @@ MEANINGS[torch.finfo], MEANINGS[torch.iinfo] = _dtype_info(torch.finfo), _dtype_
 MEANINGS[torch.device] = lambda tensors, frame, *args: Constant(
     torch.device(*(tensors.integer(a) for a in args))
 )
-MEANINGS[torch.Size] = lambda tensors, frame, items: TupleValue(
-    library.items_of(frame, items), torch.Size
-)
+MEANINGS[torch.Size] = lambda tensors, frame, items: TupleValue(items_of(frame, items), torch.Size)

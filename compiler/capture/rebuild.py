@@ -12,19 +12,17 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from compiler.capture.iterators import EnumerateIterator, ItemIterator, MapIterator, ZipIterator
 from compiler.capture.sources import Source
 from compiler.capture.trace import Trace
 from compiler.capture.values import (
     CellValue,
     Constant,
     DictValue,
-    EnumerateIterator,
     FunctionValue,
-    ItemIterator,
     Known,
     Lazy,
     ListValue,
-    MapIterator,
     MethodValue,
     NamedMethod,
     ObjectValue,
@@ -35,7 +33,6 @@ from compiler.capture.values import (
     SliceValue,
     TupleValue,
     Value,
-    ZipIterator,
 )
 
 

@@ -53,7 +53,6 @@ class Trace:
         self.depth = self.deepest = 0  # of calls; the deepest of the current instruction
         self.dirty: dict[int, Value] = {}  # changed values from outside, in order
         self.seen: dict[int, Value] = {}
-        self.inlined: set[str] = set()
         self._kept: list[Any] = []
         self.tensors = extension(self)
 

@@ -8,14 +8,14 @@ that no more is guarded than was used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.sources import Source
 
 if TYPE_CHECKING:
-    from compiler.capture.interpreter import Frame
+    pass
 
 
 class Unsupported(Exception):
@@ -48,9 +48,6 @@ class Value:
     source: Source | None = None
     born: int = 0
     frozen = False  # not to be changed here
-
-    def children(self) -> Sequence[Value]:
-        return ()
 
 
 class Null(Value):
@@ -128,9 +125,6 @@ class SequenceValue(Value):
             self._items = self._fill()
         return self._items
 
-    def children(self) -> Sequence[Value]:
-        return self._items or ()
-
 
 class TupleValue(SequenceValue):
     """A tuple, a named tuple, or a tensor's shape."""
@@ -162,9 +156,6 @@ class ListValue(SequenceValue):
             assert self._fill is not None
             self._items, self.added = self._fill() + self.added, []
         return self._items
-
-    def children(self) -> Sequence[Value]:
-        return [*(self._items or ()), *self.added]
 
 
 class Key:
@@ -215,9 +206,6 @@ class DictValue(Value):
         self.changed: dict[Any, None] = {}
         self.rewritten = False
 
-    def children(self) -> Sequence[Value]:
-        return [v for pair in self.entries.values() for v in pair]
-
 
 class SetValue(Value):
     """``entries`` in the order of insertion; ``uncertain``: Python's own order is not known."""
@@ -247,18 +235,12 @@ class SetValue(Value):
             return [self.entries[name] for name in real]
         return list(self.entries.values())
 
-    def children(self) -> Sequence[Value]:
-        return list(self.entries.values())
-
 
 class SliceValue(Value):
     cls = slice
 
     def __init__(self, parts: Sequence[Value]) -> None:
         self.parts = list(parts)
-
-    def children(self) -> Sequence[Value]:
-        return self.parts
 
 
 class CellValue(Value):
@@ -270,9 +252,6 @@ class CellValue(Value):
         self, content: Value | None, source: Source | None = None, real: Any = None
     ) -> None:
         self.content, self.source, self.real = content, source, real
-
-    def children(self) -> Sequence[Value]:
-        return () if self.content is None else (self.content,)
 
 
 class FunctionValue(Value):
@@ -290,9 +269,6 @@ class FunctionValue(Value):
         self.cells: list[CellValue] = []
         self.attributes: dict[str, Value] = {}
 
-    def children(self) -> Sequence[Value]:
-        return [*self.defaults, *self.kwdefaults.values(), *self.cells, *self.attributes.values()]
-
 
 class MethodValue(Value):
     """``function`` with its first argument given."""
@@ -301,9 +277,6 @@ class MethodValue(Value):
 
     def __init__(self, receiver: Value, function: Value, name: str = "") -> None:
         self.receiver, self.function, self.name = receiver, function, name
-
-    def children(self) -> Sequence[Value]:
-        return (self.receiver, self.function)
 
 
 class NamedMethod(Value):
@@ -314,18 +287,12 @@ class NamedMethod(Value):
     def __init__(self, receiver: Value, name: str) -> None:
         self.receiver, self.name = receiver, name
 
-    def children(self) -> Sequence[Value]:
-        return (self.receiver,)
-
 
 class Recaptured(Value):
     """A function that Python is left to call, captured in turn."""
 
     def __init__(self, function: Value) -> None:
         self.function, self.cls = function, function.cls
-
-    def children(self) -> Sequence[Value]:
-        return (self.function,)
 
 
 class PartialValue(Value):
@@ -337,9 +304,6 @@ class PartialValue(Value):
     ) -> None:  # fmt: skip
         self.cls, self.function, self.args, self.kwargs = cls, function, args, kwargs
         self.source = source
-
-    def children(self) -> Sequence[Value]:
-        return [self.function, *self.args, *self.kwargs.values()]
 
 
 class ObjectValue(Value):
@@ -353,9 +317,6 @@ class ObjectValue(Value):
         self.attributes: dict[str, Value] = {}
         self.changed: dict[str, None] = {}
         self.arguments: list[Value | None] = []  # of an exception: what it was made with
-
-    def children(self) -> Sequence[Value]:
-        return [*self.attributes.values(), *(a for a in self.arguments if a is not None)]
 
 
 class Handling(Value):
@@ -375,131 +336,6 @@ class SuperValue(Value):
 
     def __init__(self, after: type, receiver: Value, of: type) -> None:
         self.after, self.receiver, self.of = after, receiver, of
-
-    def children(self) -> Sequence[Value]:
-        return (self.receiver,)
-
-
-class IteratorValue(Value):
-    """Where a loop stands. ``named``: a variable may hold it too, so it must not be drained."""
-
-    named = False
-
-    def advance(self, frame: Frame) -> Value | None:
-        raise NotImplementedError
-
-    def drainable(self) -> bool:
-        return not self.named
-
-
-class ItemIterator(IteratorValue):
-    """Over items, which for a list may still grow; the keys ``of`` a dictionary may not."""
-
-    def __init__(self, items: list[Value], of: DictValue | SetValue | None = None) -> None:
-        self.items, self.place, self.of, self.cls = items, 0, of, type(iter(()))
-
-    def advance(self, frame: Frame | None = None) -> Value | None:
-        if self.of is not None and len(self.of.entries) != len(self.items):
-            raise Unsupported(f"a {self.of.cls.__name__} that changes while it is gone through")
-        if self.place >= len(self.items):
-            return None
-        self.place += 1
-        return look(self.items[self.place - 1])
-
-    def children(self) -> Sequence[Value]:
-        return self.items[self.place :]
-
-
-class ZipIterator(IteratorValue):
-    cls = zip
-
-    def __init__(self, parts: list[IteratorValue], strict: bool = False) -> None:
-        self.parts, self.strict = parts, strict
-
-    def advance(self, frame: Frame) -> Value | None:
-        found = []
-        for k, part in enumerate(self.parts):
-            item = part.advance(frame)
-            if item is None:
-                if self.strict and (k or any(p.advance(frame) is not None for p in self.parts[1:])):
-                    raise Unsupported("zip() with strict over different lengths")
-                return None
-            found.append(item)
-        return TupleValue(found) if found else None
-
-    def drainable(self) -> bool:
-        return not self.named and not self.strict and all(p.drainable() for p in self.parts)
-
-    def children(self) -> Sequence[Value]:
-        return self.parts
-
-
-class EnumerateIterator(IteratorValue):
-    cls = enumerate
-
-    def __init__(self, part: IteratorValue, count: int) -> None:
-        self.part, self.count = part, count
-
-    def advance(self, frame: Frame) -> Value | None:
-        item = self.part.advance(frame)
-        if item is None:
-            return None
-        self.count += 1
-        return TupleValue([Constant(self.count - 1), item])
-
-    def drainable(self) -> bool:
-        return not self.named and self.part.drainable()
-
-    def children(self) -> Sequence[Value]:
-        return (self.part,)
-
-
-class MapIterator(IteratorValue):
-    """``map`` or ``filter``: calls a function when asked for an item."""
-
-    def __init__(self, cls: type, function: Value, parts: list[IteratorValue]) -> None:
-        self.cls, self.function, self.parts = cls, function, parts
-
-    def advance(self, frame: Frame) -> Value | None:
-        while True:
-            items = [part.advance(frame) for part in self.parts]
-            found = [item for item in items if item is not None]
-            if len(found) < len(items):
-                return None
-            if self.cls is map:
-                return look(frame.call(self.function, found))
-            if isinstance(self.function, Constant):
-                kept = frame.truth(found[0])
-            else:
-                kept = frame.truth(look(frame.call(self.function, found)))
-            if kept:
-                return found[0]
-
-    def drainable(self) -> bool:
-        return False
-
-    def children(self) -> Sequence[Value]:
-        return (self.function, *self.parts)
-
-
-class Generator(IteratorValue):
-    """A generator function's frame, which goes on where it stopped."""
-
-    def __init__(self, inner: Frame) -> None:
-        self.inner, self.cls, self.done = inner, type(_ for _ in ()), False
-
-    def advance(self, frame: Frame) -> Value | None:
-        if self.done:
-            return None
-        value = self.inner.go_on()
-        self.done = value is None
-        return value
-
-    def drainable(self) -> bool:
-        return False
-
-    def children(self) -> Sequence[Value]:
-        return [*self.inner.slots.values(), *self.inner.stack]
 
 
 def constant(value: Value) -> Any:
@@ -530,19 +366,3 @@ def is_constant(value: Value) -> bool:
     except NotConstant:
         return False
     return True
-
-
-def everything(roots: Sequence[Value]) -> Iterator[Value]:
-    """Values and all that can be reached from them, each once."""
-    seen: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Lazy):
-            if value.seen is None:
-                continue
-            value = value.seen
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-            waiting.extend(value.children())

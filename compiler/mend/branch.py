@@ -131,27 +131,59 @@ class Branch:
 
     def _take_in(self, python: list[str]) -> None:
         """Move the statements that read Python values, which depend on the branch, into it."""
-        for j in range(self.i + 1, len(self.body)):
-            if not set(python) & self.flow.live_after(self.body[j]):
-                break
-        else:
-            raise Decline(f"{python[0]} is a Python value that depends on a tensor")
-        rest = self.body[self.i + 1 : j + 1]
-        if holds(rest, ast.Return):
-            rest = self.body[self.i + 1 :]
-            if not leaves(rest):
-                raise Decline(f"{python[0]} is a Python value that depends on a tensor")
-        size = sum(isinstance(n, ast.stmt) for n in ast.walk(self.function.node))
-        if size + sum(isinstance(n, ast.stmt) for r in rest for n in ast.walk(r)) > MOST_STATEMENTS:
-            raise Decline(f"{python[0]} is a Python value, and what reads it is too long to copy")
-        del self.body[self.i + 1 : self.i + 1 + len(rest)]
-        copies = copy.deepcopy(rest)
+        rest = self._readers(set(python), self.body, self.i)
+        if rest is None:  # they are read beyond the suite: bring those statements into it first
+            self._bring_in(set(python), self.body)
+            return
+        copies = self._moved(rest, self.body, self.i)
         if has_effects(rest):
             self._under_condition(rest, copies)
         self.s.body = [*_without_pass(self.s.body), *rest]
         self.s.orelse = [*_without_pass(self.s.orelse), *copies]
         self.attempt.done.discard(id(self.s))
         self.attempt.altered.add(place(self.s))
+
+    def _readers(self, python: set[str], body: list[ast.stmt], i: int) -> list[ast.stmt] | None:
+        """The statements after ``body[i]`` that read names; None: there are more beyond."""
+        for j in range(i + 1, len(body)):
+            if not python & self.flow.live_after(body[j]):
+                rest = body[i + 1 : j + 1]
+                if not holds(rest, ast.Return):
+                    return rest
+                rest = body[i + 1 :]
+                return rest if leaves(rest) else None
+        return None
+
+    def _moved(self, rest: list[ast.stmt], body: list[ast.stmt], i: int) -> list[ast.stmt]:
+        """Take ``rest``, which follows ``body[i]``, out of the suite; a copy of it."""
+        size = sum(
+            isinstance(n, ast.stmt) for r in (self.function.node, *rest) for n in ast.walk(r)
+        )
+        if size > MOST_STATEMENTS:
+            raise Decline("what reads a Python value that depends on it is too long to copy")
+        del body[i + 1 : i + 1 + len(rest)]
+        return copy.deepcopy(rest)
+
+    def _bring_in(self, python: set[str], body: list[ast.stmt]) -> None:
+        """Move what follows the branch around a suite into its sides, and come again."""
+        found = self.attempt.around(body)
+        reason = f"{min(python)} is a Python value that depends on a tensor"
+        if found is None:
+            raise Decline(reason)
+        parent, outer, i = found
+        rest = self._readers(python, outer, i)
+        if rest is None:
+            self._bring_in(python, outer)
+            return
+        if has_effects(rest) and getattr(parent, "sort", Sort.PYTHON) is not Sort.PYTHON:
+            raise Decline(reason)
+        copies = self._moved(rest, outer, i)
+        for one, part_ in ((parent.body, rest), (parent.orelse, copies)):
+            if not leaves(one):
+                one.extend(part_)
+        for s in (parent, self.s):
+            self.attempt.done.discard(id(s))
+            self.attempt.altered.add(place(s))
 
     def _under_condition(self, then: list[ast.stmt], other: list[ast.stmt]) -> None:
         """Put effects of statements copied into both sides under the condition of each."""

@@ -12,11 +12,10 @@ import ast
 import builtins
 import functools
 import inspect
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,8 +24,7 @@ from compiler.mend import rewrite, source
 from compiler.mend.calltree import Called, calls_of, owner_of, theirs
 from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import Function
-
-SHARED = "_mended"  # attribute of a class for which there is a mended subclass
+from compiler.mend.swaps import SWAPS, Identity
 
 
 @dataclass
@@ -60,12 +58,12 @@ class Mended:
     def swapped(self) -> Iterator[None]:
         """Let instances belong to their mended classes meanwhile."""
         for instance, new in self.classes.items():
-            _SWAPS.enter(instance.value, new)
+            SWAPS.enter(instance.value, new)
         try:
             yield
         finally:
             for instance in self.classes:
-                _SWAPS.leave(instance.value)
+                SWAPS.leave(instance.value)
 
     def running(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled``, called inside of ``swapped()``."""
@@ -83,47 +81,6 @@ class Mended:
         """The mended code, in eager mode."""
         with self.swapped():
             return self.call(*args, **kwargs)
-
-
-class Identity:
-    """An instance as a key, whatever it says of equality."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.value is other.value
-
-
-class _Swaps:
-    """Which instances belong to a mended class now, and how many calls need that."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count: dict[int, int] = {}
-        self.was: dict[int, type] = {}
-
-    def enter(self, instance: Any, new: type) -> None:
-        with self.lock:
-            key = id(instance)
-            self.count[key] = self.count.get(key, 0) + 1
-            if self.count[key] == 1:
-                self.was[key] = type(instance)
-                object.__setattr__(instance, "__class__", new)
-
-    def leave(self, instance: Any) -> None:
-        with self.lock:
-            key = id(instance)
-            self.count[key] -= 1
-            if not self.count[key]:
-                object.__setattr__(instance, "__class__", self.was.pop(key))
-                del self.count[key]
-
-
-_SWAPS = _Swaps()
 
 
 def mend_callable(callee: Callable[..., Any]) -> Mended:
@@ -253,11 +210,12 @@ class _Mender:
             call = self.root.new
             if isinstance(self.callee, types.MethodType):
                 call = types.MethodType(self.root.new, self.callee.__self__)
+        classes = self._classes()
         findings = sorted(self.findings, key=lambda f: (f.file, f.line, f.column))
         before, after = (
             ("\n\n".join(t) for t in zip(*self.texts, strict=True)) if self.texts else ("", "")
         )
-        return Mended(call, findings, before, after, self._classes())
+        return Mended(call, findings, before, after, classes)
 
     def _mend(self, part: Part) -> None:
         function, node = part.inner or part.function, part.node
@@ -269,10 +227,9 @@ class _Mender:
             )  # fmt: skip
             return
         before = ast.unparse(node)
-        owner = _class_around(part) if part.instance is not None else None
         work = Function(
-            node, code.co_filename, function.__qualname__, owner=owner,
-            names=source.names(function), instance=part.instance, caught=part.caught,
+            node, code.co_filename, function.__qualname__, names=source.names(function),
+            instance=part.instance, caught=part.caught,
         )  # fmt: skip
         self.findings += rewrite.mend(work)
         given = self._swap_calls(part, work)
@@ -332,15 +289,17 @@ class _Mender:
             return None
         members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
         members |= {"__doc__": kind.__doc__, "__slots__": ()}
-        return _subclass(kind, members)
-
-
-def _subclass(kind: type, members: dict[str, Any]) -> type | None:
-    """A subclass made without telling the class, which may count its subclasses or refuse them."""
-    try:
-        return type.__new__(type(kind), kind.__name__, (kind,), members)
-    except TypeError:
-        return None
+        try:
+            return type(kind)(kind.__name__, (kind,), members)
+        except Exception as error:  # of the user's own metaclass or __init_subclass__
+            reason = f"its class refuses a subclass: {error}"
+            found = {part.inner.__code__ for (_, k), part in self.parts.items() if k is kind}
+            lines = {(code.co_filename, code.co_qualname) for code in found}
+            self.findings = [
+                replace(f, how="", reason=reason) if (f.file, f.function) in lines else f
+                for f in self.findings
+            ]
+            return None
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
@@ -351,10 +310,6 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
             if name not in seen:
                 seen.add(name)
                 yield name, member
-
-
-def _class_around(part: Part) -> ast.ClassDef | None:
-    return None
 
 
 def _first(node: ast.FunctionDef) -> str:

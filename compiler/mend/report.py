@@ -21,16 +21,20 @@ class GraphBreak(RuntimeError):
         self.file, self.line, self.reason = file, line, reason
 
 
-def compile_mended(callee: Callable[..., Any], *, fullgraph: bool = False, **options: Any) -> Any:
-    """``torch.compile`` of a callable with its call tree mended; ``options`` are torch.compile's.
+def compile_mended(
+    callee: Callable[..., Any], front: Callable[[Any], Any], fullgraph: bool = False
+) -> Any:
+    """A callable with its call tree mended, compiled by ``front``: torch.compile, or ours.
 
-    What comes back is what torch.compile gives, and has its ``mended`` (see ``live.Mended``).
+    What comes back is what ``front`` gives, and has its ``mended`` (see ``live.Mended``).
     """
     mended = mend_callable(callee)
-    compiled: Any = torch.compile(mended.call, fullgraph=fullgraph, **options)
+    with mended.swapped():  # a front end may look up a module's forward at once
+        compiled: Any = front(mended.call)
     if isinstance(callee, torch.nn.Module):
-        run = _named_breaks(mended.running(compiled.forward), mended, fullgraph)
-        object.__setattr__(compiled, "forward", run)
+        name = "forward" if isinstance(compiled, torch._dynamo.OptimizedModule) else "_call"
+        run = _named_breaks(mended.running(getattr(compiled, name)), mended, fullgraph)
+        object.__setattr__(compiled, name, run)
         object.__setattr__(compiled, "mended", mended)
         return compiled
     run = _named_breaks(mended.running(compiled), mended, fullgraph)

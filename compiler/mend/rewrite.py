@@ -34,7 +34,7 @@ def mend(function: Function) -> list[Finding]:
         function.findings = []
         for step in passes():
             step(function)
-        left = {}
+        left: dict[Place, Finding] = {}
         for f in function.findings:
             place = f.line, f.column, f.kind
             (mended if f.mended else left)[place] = f

@@ -97,7 +97,7 @@ def throw(error: Any, *cause: BaseException | type[BaseException] | None) -> NoR
     raise error
 
 
-@torch._dynamo.disable(reason="an effect on a value that no graph can carry")
+@torch._dynamo.disable(reason="an effect that no graph can carry")
 def _directly(site: int, values: tuple[Any, ...]) -> Any:
     return SITES[site](*[_now(v) for v in values])
 

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.mend import calls, cfg
-from compiler.mend.conditions import Conditions, NeedsStatement, test_sort
+from compiler.mend.conditions import NeedsStatement, test_sort
 from compiler.mend.findings import Kind
 from compiler.mend.flow import Flow
-from compiler.mend.formatting import formats
 from compiler.mend.function import RUNTIME, Function, call, placed
+from compiler.mend.guards import Around, Guard, SeeingThrough, both, negated
 from compiler.mend.kinds import Scope, Sort
+from compiler.mend.shapes import count_effects, holds_raise, late_names, leaves, open_ends, raises
 from compiler.mend.sides import Decline
 from compiler.mend.splitting import Declined, Splitter, call_later
 
@@ -30,30 +31,6 @@ HARMLESS = {  # contexts that neither catch exceptions nor change what printing 
     *("torch.autograd.profiler.record_function", "torch.nn.attention.sdpa_kernel"),
     *("torch.autograd.graph.save_on_cpu",),
 }
-NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-@dataclass
-class Guard:
-    """The condition of a branch that stays; it gets a name once an effect inside asks for it."""
-
-    test: ast.expr  # in tensor form
-    holds: bool = True  # on the side that is being walked
-    name: str = ""
-
-
-@dataclass
-class Around:
-    """What stands around a statement."""
-
-    guards: tuple[Guard, ...] = ()
-    refusal: str = ""  # why nothing can be put off here
-    catching: bool = False  # inside of a try, which may catch what is raised
-    handling: bool = False  # inside of an except or finally
-
-    def refusing(self, reason: str) -> Around:
-        """The same, but nothing can be put off."""
-        return Around(self.guards, self.refusal or reason, self.catching, self.handling)
 
 
 @dataclass
@@ -68,7 +45,7 @@ class Walker:
         self.scope = Scope(self.function)
         self.flow = Flow(self.function, self.scope)
         self.refused: set[int] = set()  # ids of the calls that have been declined
-        self.late = _late(self.function.node, self.scope)
+        self.late = late_names(self.function.node, self.scope)
 
     def run(self) -> None:
         """Walk the whole function."""
@@ -87,7 +64,7 @@ class Walker:
                 if isinstance(s, ast.If) and self._decides(s):
                     if isinstance(s.body[-1], ast.Return) and not s.orelse:
                         return new + self._with_rest(s, rest, around)
-                    ends = _open_ends(s)
+                    ends = open_ends(s)
                     if rest and len(ends) == 1:
                         ends[0].extend(rest)
                         return new + self.statement(s, around)
@@ -100,7 +77,7 @@ class Walker:
     def _may_leave(self, s: ast.stmt) -> bool:
         """Whether a tensor may decide that what follows a statement is not run."""
         return any(
-            isinstance(n, ast.If | ast.While) and _leaves(n) and self._decides(n)
+            isinstance(n, ast.If | ast.While) and leaves(n) and self._decides(n)
             for n in cfg.own_nodes([s])
         )
 
@@ -205,15 +182,15 @@ class Walker:
     def _straight(self, s: ast.If, test: ast.expr, around: Around) -> list[ast.stmt]:
         """Straight code for a branch. Raises Declined."""
         sides = [s.body, s.orelse]
-        raises = [bool(side) and _raises(side) for side in sides]
-        if self.raising and not any(_holds_raise(side) for side in sides):
+        ends = [bool(side) and raises(side) for side in sides]
+        if self.raising and not any(holds_raise(side) for side in sides):
             raise Declined("")  # for the other pass
-        first = 1 if raises[1] and not raises[0] else 0
+        first = 1 if ends[1] and not ends[0] else 0
         self._check_side(sides[first])
-        names = self._named(s, test, count=_effects(sides[first]) + bool(sides[1 - first]))
+        names = self._named(s, test, count=count_effects(sides[first]) + bool(sides[1 - first]))
         then = names.test if first == 0 else negated(names.test)
         new = names.before + self._side(sides[first], then, around)
-        if raises[first]:
+        if ends[first]:
             return new + self.block(sides[1 - first], around)
         self._check_side(sides[1 - first])
         return new + self._side(sides[1 - first], negated(names.again()), around)
@@ -230,14 +207,16 @@ class Walker:
         """Refuse a side that does more than print, log, warn and raise."""
         for s in side:
             match s:
-                case ast.Expr() if calls.effect(s.value, self.scope) or _plain(s.value):
+                case ast.Expr() if calls.effect(s.value, self.scope) or isinstance(
+                    s.value, ast.Constant
+                ):
                     pass
                 case ast.Raise() | ast.Pass():
                     pass
                 case ast.If():
                     self._check_side(s.body)
                     self._check_side(s.orelse)
-                case ast.Assign(targets=[ast.Name()]) if _raises(side):
+                case ast.Assign(targets=[ast.Name()]) if raises(side):
                     pass
                 case _:
                     raise Declined("stands in a branch that does more")
@@ -391,7 +370,7 @@ class Walker:
             if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
                 raise Declined(f"its condition evaluates {ast.unparse(node)}")
         try:
-            return _Conditions(self.flow, s).test(copy.deepcopy(s.test))
+            return SeeingThrough(self.flow, s).test(copy.deepcopy(s.test))
         except (Decline, NeedsStatement) as reason:
             raise Declined(str(reason)) from None
 
@@ -404,22 +383,6 @@ class _Replacing(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return copy.deepcopy(self.replacing.get(node.id, node))
-
-
-class _Conditions(Conditions):
-    """Also sees through ``x.item() > y`` where it is not known what ``y`` is."""
-
-    def test(self, tree: ast.expr) -> ast.expr:
-        match tree:
-            case ast.Compare(left=left, ops=[_], comparators=[right]):
-                sorts = self.sort(left), self.sort(right)
-                if Sort.ITEM in sorts and Sort.UNKNOWN in sorts:
-                    sides = [
-                        self.number(side) if sort is Sort.ITEM else self.value(side)
-                        for side, sort in zip((left, right), sorts, strict=True)
-                    ]
-                    return placed(ast.Compare(sides[0], tree.ops, sides[1:]), tree)
-        return super().test(tree)
 
 
 @dataclass
@@ -437,73 +400,3 @@ def _ready(value: ast.expr) -> bool:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=runtime), attr="place")):
             return runtime == RUNTIME
     return isinstance(value, ast.Name)
-
-
-def negated(test: ast.expr) -> ast.expr:
-    """``not test`` for a condition in tensor form."""
-    match test:
-        case ast.Call(func=ast.Attribute(attr="negate"), args=[inner]):
-            return inner
-    return call("negate", test, at=test)
-
-
-def both(first: ast.expr, second: ast.expr) -> ast.expr:
-    """``first and second`` for conditions in tensor form."""
-    none = ast.arguments([], [], None, [], [], None, [])
-    return call("every", first, placed(ast.Lambda(none, second), second), at=second)
-
-
-def _raises(side: Sequence[ast.stmt]) -> bool:
-    """Whether a side ends in an exception, whichever way through it is taken."""
-    if not side:
-        return False
-    last = side[-1]
-    if isinstance(last, ast.If):
-        return _raises(last.body) and _raises(last.orelse)
-    return isinstance(last, ast.Raise)
-
-
-def _leaves(s: ast.stmt) -> bool:
-    """Whether a statement holds one that leaves the block."""
-    ways = ast.Return | ast.Break | ast.Continue
-    return any(isinstance(n, ways) for n in cfg.own_nodes([s]))
-
-
-def _open_ends(s: ast.If) -> list[list[ast.stmt]]:
-    """The ends of a branch from which control comes to what follows it."""
-    found = []
-    for side in (s.body, s.orelse):
-        match side[-1:]:
-            case [ast.If() as last]:
-                found += _open_ends(last)
-            case [ast.Return() | ast.Raise() | ast.Break() | ast.Continue()]:
-                pass
-            case _:
-                found.append(side)
-    return found
-
-
-def _holds_raise(side: Sequence[ast.stmt]) -> bool:
-    return any(isinstance(n, ast.Raise) for n in cfg.own_nodes(side))
-
-
-def _effects(side: Sequence[ast.stmt]) -> int:
-    return sum(isinstance(n, ast.Expr | ast.Raise | ast.If) for n in cfg.own_nodes(side))
-
-
-def _plain(tree: ast.expr) -> bool:
-    return isinstance(tree, ast.Constant)
-
-
-def _late(node: ast.FunctionDef, scope: Scope) -> set[str]:
-    """Names assigned once, to a text or number that a tensor is turned into."""
-    count: dict[str, int] = {}
-    found = set()
-    for n in cfg.own_nodes(node.body):
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-            count[n.id] = count.get(n.id, 0) + 1
-        if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], ast.Name):
-            parts = [p for p in ast.walk(n.value) if isinstance(p, ast.expr)]
-            if any(formats(p, scope) for p in parts):
-                found.add(n.targets[0].id)
-    return {name for name in found if count[name] == 1} - cfg.parameters(node)

@@ -7,7 +7,15 @@
 
 ``select``: both sides are harmless expressions. ``both``: both sides may run, with gradients
 masked. ``cond``: a side that costs much or may raise runs only when taken. Branches with side
-effects are declined. See ``Branch`` for the conditions, each of which has a test.
+effects are declined. See ``branch`` for the conditions, each of which has a test.
+
+What is the same and what is not. In eager mode all helpers take the plain Python branch. In a
+capture, results, exceptions and gradients are those of the source, but for this: a parameter that
+only the side not taken reads gets a gradient of zeros instead of None, a result requires a gradient
+if that of either side would, and it is a copy even where a side hands on its operand (a branch is
+declined if an in-place change in the function could tell). A value computed before the branch by an
+operation whose gradient is not finite there is computed again in the sides, under the mask
+(``history``), if it is computed in the same suite.
 """
 
 from __future__ import annotations
@@ -163,6 +171,13 @@ class Attempt:
             return False
         self.altered.add(place(s))
         return True
+
+    def around(self, body: list[ast.stmt]) -> tuple[ast.If, list[ast.stmt], int] | None:
+        """The branch of which a suite is a side, the suite that holds it, and its place there."""
+        for s, outer, i in self._sites():
+            if isinstance(s, ast.If) and (s.body is body or s.orelse is body):
+                return s, outer, i
+        return None
 
     def is_declined(self, s: ast.AST) -> bool:
         return place(s) in self.declined

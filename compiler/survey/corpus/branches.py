@@ -342,6 +342,20 @@ def chosen_dimension(x: Tensor) -> Tensor:
     return y.sum(dim)
 
 
+@mended(pair)
+def chosen_number_inside(x: Tensor, w: Tensor, flag: bool = True) -> Tensor:
+    scale = 1.0
+    if flag:
+        if w.max() > 0:
+            x = x + 1
+            if x.sum() > 0:
+                scale = 2.0
+        else:
+            x = x * 2
+    y = x * scale
+    return y + w
+
+
 @mended(vector)
 def number_in_arithmetic(x: Tensor) -> Tensor:
     return x * (2.0 if x.sum() > 0 else 0.5) + 1

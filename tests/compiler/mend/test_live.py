@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import pickle
@@ -28,7 +29,8 @@ def _fresh() -> Iterator[None]:
 
 
 def compiled(callee: Callable[..., Any]) -> Any:
-    return compile_mended(callee, backend="aot_eager", fullgraph=True)
+    front = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    return compile_mended(callee, front, fullgraph=True)
 
 
 def helper(x: Tensor) -> Tensor:
@@ -310,6 +312,43 @@ def test_a_method_of_an_object() -> None:
 
     plain = Plain()
     assert observed(compiled(plain.run), torch.ones(2)) == observed(plain.run, torch.ones(2))
+
+
+class Final(nn.Module):
+    def __init_subclass__(cls, **options: Any) -> None:
+        raise TypeError("final")
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("final", x.sum())
+        return x
+
+
+def test_a_class_that_refuses_subclasses_is_left_alone() -> None:
+    model = Final()
+    mended = mend_callable(model)
+    assert [f.reason for f in mended.findings] == ["its class refuses a subclass: final"]
+    assert observed(mended, torch.ones(2)) == observed(model, torch.ones(2))
+
+
+class Abstract(nn.Module, abc.ABC):
+    @abc.abstractmethod
+    def scale(self) -> float: ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("scale", self.scale(), isinstance(self, Abstract))
+        return x * self.scale()
+
+
+class Concrete(Abstract):
+    def scale(self) -> float:
+        print("asked")
+        return 2.0
+
+
+def test_a_class_with_a_metaclass() -> None:
+    model = Concrete()
+    assert observed(compiled(model), torch.ones(2)) == observed(model, torch.ones(2))
+    assert type(model) is Concrete and isinstance(model, Abstract)
 
 
 class Breaks(nn.Module):
