@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.comptime import comptime
 from torch._higher_order_ops import while_loop
+from torch.utils._pytree import tree_leaves
 
 from compiler.mend.trial import try_capture
 
@@ -99,7 +100,10 @@ def cond(c: Any, then: Side, other: Side, *operands: Any) -> Any:
             return from_floats(found)
 
         def trial() -> Any:  # torch.cond takes sides of different shapes, and fails in backward
-            return merged(truth(c), then(*operands), other(*operands)), way()
+            result = merged(truth(c), then(*operands), other(*operands))
+            if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+                raise Mismatch("a result of torch.cond is no tensor")
+            return result, way()
 
         if capturable(trial):
             return way()
@@ -261,9 +265,15 @@ def _terms(terms: Sequence[Any], guarded: bool, stop: bool) -> Any:
 
 
 def _guarded(value: Tensor, term: Side, stop: bool) -> Any:
+    def following() -> Any:
+        c = truth(term())
+        if isinstance(c, Tensor):
+            return c
+        return torch.ones_like(value) if c else torch.zeros_like(value)
+
     if stop:
-        return cond(value, lambda: value, lambda: truth(term()))
-    return cond(value, lambda: truth(term()), lambda: value)
+        return cond(value, lambda: value, following)
+    return cond(value, following, lambda: value)
 
 
 def negate(c: Any) -> Any:
