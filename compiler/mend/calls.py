@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import logging
 
 from compiler.mend import cfg
@@ -203,7 +204,12 @@ def _made(name: str, scope: Scope) -> bool:
 def _bound(name: str, scope: Scope) -> bool:
     """Whether the file binds a name at its top level."""
     module = scope.function.module
-    return module is not None and name in cfg.assigned(module.body)
+    return module is not None and name in _top_level(module)
+
+
+@functools.lru_cache(8)
+def _top_level(module: ast.Module) -> set[str]:
+    return cfg.assigned(module.body)
 
 
 def _imported_inside(callee: ast.expr, scope: Scope) -> str | None:

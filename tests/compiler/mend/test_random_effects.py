@@ -37,7 +37,7 @@ def without_places(events: list[Any]) -> list[Any]:
     return [e[: {"warning": 3, "log": 4}.get(e[0], len(e))] for e in events]
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_program(seed: int, tmp_path: Path) -> None:
     text = Program(seed).text()
     function = loaded(text, tmp_path / f"program_{seed}.py")
@@ -49,7 +49,7 @@ def test_random_program(seed: int, tmp_path: Path) -> None:
     written = loaded(new, tmp_path / f"written_{seed}.py")
     for draw, events in zip(DRAWS, expected, strict=True):
         assert without_places(observed(written, *draw)) == without_places(events)
-    if seed % 5 == 0:
+    if seed % 4 == 0:
         torch._dynamo.reset()
         run = mended.running(torch.compile(mended.call, backend="aot_eager"))
         for draw, events in zip(DRAWS, expected, strict=True):
