@@ -42,6 +42,9 @@ class Session:
 
         return no_modes()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        return self  # a copied module goes on with what was captured, and captures anew
+
     def hide(self, *functions: Any) -> None:
         """Keep TorchDynamo out of generated code."""
         if importlib.util.find_spec("torch") is not None:
@@ -142,4 +145,14 @@ def capture(
             module, forward = found
             root = session.root(forward, module, module)
             return CapturedModule(module, root.call, session)
-    raise TypeError(f"capture: want a Python function, method or nn.Module, not {function!r:.80}")
+    if not callable(function):
+        raise TypeError(f"capture: want something to call, not {function!r:.80}")
+    target = function
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    passed_on: Any = wrapper
+    call = session.root(passed_on).call
+    call._capture = session  # type: ignore[attr-defined]
+    return call

@@ -21,6 +21,8 @@ from compiler.capture.state import (
     TensorGuards,
     TracingContext,
     guard_state,
+    modes,
+    restore,
     tracing,
 )
 from compiler.capture.values import Unsupported
@@ -285,7 +287,11 @@ class CapturedGraph:
                     examples.append(known.obj)
                 else:
                     examples.append(example)
-            return backend(gm, examples)
+            before = modes()
+            try:
+                return backend(gm, examples)
+            finally:
+                restore(before)  # tracing a graph that ends in another mode leaves it set
 
 
 def overlap(changed: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

@@ -447,5 +447,26 @@ class Net(nn.Module):
 def test_wants_a_function() -> None:
     from compiler.capture import capture
 
-    with pytest.raises(TypeError, match="want a Python function"):
+    with pytest.raises(TypeError, match="want something to call"):
         capture(3)  # type: ignore[arg-type]
+
+
+def test_other_callables() -> None:
+    """Built-in functions, partials and objects with ``__call__``."""
+    from compiler.capture import capture
+
+    class Adder:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x + self.n
+
+    for function in (
+        torch.relu,
+        functools.partial(torch.mul, other=2),
+        Adder(3),
+        Adder(3).__call__,
+    ):
+        captured = capture(function, backend=lambda gm, inputs: gm)
+        assert torch.equal(captured(X), function(X))
