@@ -105,7 +105,7 @@ def _runner(made: Made, run: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def _overhead(case: Case, way: str) -> float | None:
-    """Seconds of a call whose graph only hands out what it computed once; None if not whole."""
+    """Seconds of a call whose one graph only hands out what it computed once; None if several."""
     graphs = 0
 
     def constant(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:

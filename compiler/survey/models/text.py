@@ -179,14 +179,14 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
     "BigBird-Pegasus, half": (
         half("BigBirdPegasusModel", "BigBirdPegasusConfig", attention_type="original_full"),
         "mended"),
-    "LongT5, half": (long_t5, "mended"),
+    "LongT5, half": (long_t5, "declined"),
     "OPT, LayerDrop": (dropping("OPTModel", "OPTConfig", **OPT), "declined"),
     "BioGPT, LayerDrop": (
         dropping("BioGptModel", "BioGptConfig", **DECODER, hidden_dropout_prob=0.0), "declined"),
     "VisualBERT": (visual_bert, "mended"),
     "Llama, dynamic RoPE": (
         encoder("LlamaModel", "LlamaConfig", **DECODER, rope_parameters=ROPE), "declined"),
-    "XLM": (xlm, "declined"),
+    "XLM": (xlm, "mended"),
     "Longformer": (
         encoder("LongformerModel", "LongformerConfig", **DECODER, attention_window=4), "declined"),
     "Reformer": (reformer, "declined"),
@@ -207,7 +207,7 @@ _BUILDERS: dict[str, tuple[Callable[[], Built], str]] = {
         encoder("XLNetModel", "XLNetConfig", vocab_size=WORDS, d_model=WIDTH, n_layer=2, n_head=4,
                 d_inner=128), "whole"),
 }  # fmt: skip
-HALF: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-3}
+HALF: dict[str, Any] = {"rtol": 2e-2, "atol": 1e-2}
 SINGLE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 CASES: tuple[Case, ...] = tuple(
     Case(

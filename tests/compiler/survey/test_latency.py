@@ -14,7 +14,7 @@ def branches(x: Tensor) -> Tensor:
     y = torch.tanh(x @ x)
     if y.sum() > 0:
         y = y * 2
-    return y
+    return y + 1
 
 
 def test_a_line_for_each_case_and_figures_for_each_way() -> None:
@@ -27,5 +27,5 @@ def test_a_line_for_each_case_and_figures_for_each_way() -> None:
         assert not way["failed"]
         assert len(way["steady"]) == 2 and min(way["steady"]) > 0
         assert (way["cold"] > 0.01) == (name != "eager")
-    assert ways["dynamo"]["overhead"] is None  # it breaks
+    assert ways["dynamo"]["overhead"] is None  # two graphs
     assert 0 < ways["mended"]["overhead"] < 0.01
