@@ -30,11 +30,12 @@ def capturable(tensors: Tensors, frame: Frame, way: Value) -> Value:
 def kept(tensors: Tensors, frame: Frame, value: Value) -> Value:
     """A key for a logger that is the same at every call."""
     found = look(value)
-    obj = found.obj if isinstance(found, ObjectValue) else None
-    if not isinstance(obj, logging.Logger) or found.source is None:  # type: ignore[union-attr]
+    if not isinstance(found, ObjectValue) or found.source is None:
         return Constant("")
-    constants = tensors.trace.constants
-    tensors.trace.guards.add(f"{{}} is {constants.name(obj)}", found.source)  # type: ignore[union-attr]
+    obj, constants = found.obj, tensors.trace.constants
+    if not isinstance(obj, logging.Logger):
+        return Constant("")
+    tensors.trace.guards.add(f"{{}} is {constants.name(obj)}", found.source)
     key = f"logger{id(obj)}"
     asking.KEPT[key] = obj
     return Constant(key)

@@ -61,6 +61,7 @@ class Attempt:
         self.function = copy.copy(function)
         self.function.node = copy.deepcopy(function.node)
         self.function.findings = []
+        self.function._used = set(function._used)
         self.new: dict[Place, str] = {}
         self.altered: set[Place] = set()  # places for which, or in which, the tree was changed
         self.done: set[int] = set()
@@ -97,6 +98,7 @@ class Attempt:
         """Make the copy the function's tree, and its findings the function's."""
         original = self.original
         original.node.body = self.function.node.body
+        original._used = self.function._used
         seen: set[tuple[Place, Kind]] = set()
         for finding in self.function.findings:
             key = (finding.line, finding.column), finding.kind
