@@ -155,6 +155,8 @@ def _whole(
         return Contestant(group, variant, Batch.inputs, run, first)
 
     found = [contestant(EAGER, "", model)]
+    if context is nullcontext:  # before those that Dynamo compiles: exporting makes it forget them
+        found.append(contestant(SAVED, "", Saved(model)))
     found += [
         contestant(INDUCTOR, v, inductor(model, v), functools.partial(settings, v))
         for v in variants
@@ -163,8 +165,6 @@ def _whole(
     found += [contestant(OURS, mode, ours(model, mode=mode)) for mode in modes]
     if not why_not_frozen():
         found += [contestant(FROZEN, mode, ours(model, True, mode)) for mode in modes]
-    if context is nullcontext:
-        found.append(contestant(SAVED, "", Saved(model)))
     return found
 
 

@@ -50,6 +50,7 @@ expand select slice stack nn_functional_relu nn_functional_mse_loss var logsumex
 """.strip().split("\n")
 SAMPLES = 2
 OTHER_MODULES = {
+    "compiler.lowerings.control",
     "compiler.lowerings.kernels",
     "compiler.lowerings.matmul",
 }  # with tests of their own
