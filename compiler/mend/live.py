@@ -84,8 +84,18 @@ class Mended:
 
 
 def mend_callable(callee: Callable[..., Any]) -> Mended:
-    """Mend a function, method, module or other callable object, and what it calls."""
-    return _Mender(callee).mended()
+    """Mend a function, method, module or other callable object, and what it calls.
+
+    A function at which mending itself fails stays as it is, with a finding (``rewrite.failure``).
+    """
+    try:
+        return _Mender(callee).mended()
+    except Exception as error:
+        reason = rewrite.failure(error)
+        code = getattr(inspect.unwrap(callee), "__code__", None)
+        file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
+        name = getattr(callee, "__qualname__", type(callee).__qualname__)
+        return Mended(callee, [Finding(file, line, 0, Kind.FUNCTION, name, reason=reason)], "", "")
 
 
 class _Mender:

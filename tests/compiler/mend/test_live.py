@@ -437,3 +437,21 @@ def test_an_error_of_analysis_leaves_that_function_as_it_is(
     found = {f.function: f for f in mend_callable(calls_both).findings}
     assert found["helper"].mended
     assert found["other"].reason == "could not be mended: LookupError: no such luck"
+
+
+@pytest.mark.parametrize("make", [lambda: calls_both, Model])
+def test_an_error_of_the_walk_leaves_everything_as_it_is(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(mender: Any) -> None:
+        raise LookupError("no such luck")
+
+    monkeypatch.setattr(live._Mender, "_spread", fails)
+    callee = make()
+    with pytest.raises(LookupError, match="no such luck"):
+        mend_callable(callee)
+    monkeypatch.setenv("DLRM_MEND_STRICT", "0")
+    mended = mend_callable(callee)
+    assert mended.call is callee
+    (found,) = mended.findings
+    assert found.reason == "could not be mended: LookupError: no such luck"
