@@ -14,6 +14,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 def pytest_configure() -> None:
     """Before a test module imports torch or matplotlib; commands a test starts inherit it."""
     os.environ.setdefault("MPLBACKEND", "agg")
+    os.environ.setdefault("DLRM_MEND_STRICT", "1")  # errors of mending itself are raised
     # Under -n N, workers with a thread for every core each would get in each other's way.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:

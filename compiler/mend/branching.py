@@ -49,8 +49,11 @@ def truth(c: Any) -> Any:
 
 def select(c: Any, a: Any, b: Any) -> Any:
     """``a if c else b``; for tensors of one kind, ``torch.where``."""
-    if isinstance(c, Tensor) and torch.compiler.is_compiling() and c.numel() == 1 and alike(a, b):
-        return a if a is b else torch.where(truth(c), a, b)
+    if isinstance(c, Tensor) and torch.compiler.is_compiling() and c.numel() == 1:
+        if a is b:
+            return a
+        if alike(a, b) and not kept_in_no_grad(a, b):
+            return torch.where(truth(c), a, b)
     return a if c else b
 
 
@@ -103,6 +106,8 @@ def cond(c: Any, then: Side, other: Side, *operands: Any) -> Any:
             result = merged(truth(c), then(*operands), other(*operands))
             if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
                 raise Mismatch("a result of torch.cond is no tensor")
+            if kept_in_no_grad(*tree_leaves(result)):
+                raise Mismatch("torch.cond would hand on a tensor without its gradient")
             return result, way()
 
         if capturable(trial):
@@ -117,6 +122,8 @@ def loop(test: Side, body: Side, *carried: Any) -> tuple[Any, ...]:
     """
 
     def way() -> Any:
+        if kept_in_no_grad(*carried):
+            raise Mismatch("a loop without a round would hand on a tensor with its gradient")
         start = copied(carried)  # a tensor that is carried may not be read otherwise too
         entered = truth(test(*carried))
         start = tuple([gate(entered, x) for x in start])
@@ -144,9 +151,11 @@ def merged(c: Tensor, a: Any, b: Any) -> Any:
     Raises Mismatch where they differ in more than the values of tensors.
     """
     if isinstance(a, Tensor):
-        if not alike(a, b):
+        if a is b:
+            return a
+        if not alike(a, b) or kept_in_no_grad(a, b):
             raise Mismatch(f"{a!r} or {b!r}")
-        return a if a is b else torch.where(c, a, b)
+        return torch.where(c, a, b)
     if type(a) is not type(b):
         raise Mismatch(f"{a!r} or {b!r}")
     if isinstance(a, tuple | list) and len(a) == len(b):
@@ -175,6 +184,16 @@ def alike(a: Any, b: Any) -> bool:
         and a.device == b.device
         and a.layout == b.layout
     )
+
+
+def kept_in_no_grad(*values: Any) -> bool:
+    """Whether gradients are disabled, but a value requires one: it was made before that.
+
+    To hand on such a tensor keeps its gradient, to select from it would lose it.
+    """
+    if torch.is_grad_enabled():
+        return False
+    return any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
 
 def copied(result: Any) -> Any:

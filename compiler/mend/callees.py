@@ -131,6 +131,8 @@ class Callees:
             return impure(f"calls {shown}, which changes its argument")
         if facts.shape_from_data or (name == "where" and len(tree.args) == 1):
             return impure(f"{shown}: the shape of its result depends on data")
+        if facts.checked:
+            return impure(f"{shown} may raise, by a check that torch.cond cannot hold")
         if facts.raises:
             return Effect(Level.RAISING, f"{shown} may raise")
         if facts.costly:

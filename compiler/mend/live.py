@@ -84,8 +84,18 @@ class Mended:
 
 
 def mend_callable(callee: Callable[..., Any]) -> Mended:
-    """Mend a function, method, module or other callable object, and what it calls."""
-    return _Mender(callee).mended()
+    """Mend a function, method, module or other callable object, and what it calls.
+
+    A function at which mending itself fails stays as it is, with a finding (``rewrite.failure``).
+    """
+    try:
+        return _Mender(callee).mended()
+    except Exception as error:
+        reason = rewrite.failure(error)
+        code = getattr(inspect.unwrap(callee), "__code__", None)
+        file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 0)
+        name = getattr(callee, "__qualname__", type(callee).__qualname__)
+        return Mended(callee, [Finding(file, line, 0, Kind.FUNCTION, name, reason=reason)], "", "")
 
 
 class _Mender:
@@ -145,12 +155,15 @@ class _Mender:
             part.inner, part.node = inner, source.parse(inner)
             if source.rewrapped(function, part.inner, part.inner) is None:
                 raise source.NoSource(f"is wrapped by a decorator{_decorators(part.node)}")
+            part.calls = calls_of(
+                part.node, source.names(part.inner), instance, owner_of(function, instance)
+            )
         except source.NoSource as reason:
             part.refused, part.node = str(reason), None
             return part
-        part.calls = calls_of(
-            part.node, source.names(part.inner), instance, owner_of(function, instance)
-        )
+        except Exception as error:
+            part.refused, part.node = rewrite.failure(error), None
+            return part
         for called in part.calls:
             if isinstance(called.target, torch.nn.Module):
                 self._instance(called.target)
@@ -219,25 +232,38 @@ class _Mender:
 
     def _mend(self, part: Part) -> None:
         function, node = part.inner or part.function, part.node
-        code = function.__code__
         if node is None:
-            self.findings.append(
-                Finding(code.co_filename, code.co_firstlineno, 0, Kind.FUNCTION,
-                        function.__qualname__, reason=part.refused)
-            )  # fmt: skip
+            self._stays(function, part.refused)
             return
-        before = ast.unparse(node)
+        try:
+            self._mend_tree(part, function, node)
+        except Exception as error:
+            part.new = None
+            self._stays(function, rewrite.failure(error))
+
+    def _stays(self, function: types.FunctionType, reason: str) -> None:
+        """Report that a function as a whole stays as it is."""
+        code = function.__code__
+        self.findings.append(
+            Finding(code.co_filename, code.co_firstlineno, 0, Kind.FUNCTION,
+                    function.__qualname__, reason=reason)
+        )  # fmt: skip
+
+    def _mend_tree(self, part: Part, function: types.FunctionType, node: ast.FunctionDef) -> None:
+        code, before = function.__code__, ast.unparse(node)
         work = Function(
             node, code.co_filename, function.__qualname__, names=source.names(function),
             instance=part.instance, caught=part.caught,
         )  # fmt: skip
-        self.findings += rewrite.mend(work)
+        found = rewrite.mend(work)
         given = self._swap_calls(part, work)
         after = ast.unparse(node)
+        if after != before:
+            new = source.rebuild(function, work, given)
+            part.new = source.rewrapped(part.function, function, new)
+        self.findings += found
         if after == before:
             return
-        new = source.rebuild(function, work, given)
-        part.new = source.rewrapped(part.function, function, new)
         sites = "".join(f"{n} = _mend.site({ast.unparse(s)})\n" for n, s in work.sites.items())
         where = f"# {code.co_filename}:{code.co_firstlineno}: {function.__qualname__}\n"
         self.texts.append((where + before, where + sites + after))

@@ -111,7 +111,7 @@ class TensorLoop:
         operands = Operands(carried)
         name = self.function.fresh("body")
         copies: list[ast.stmt] = [
-            ast.Assign([stores([n])], call("copied", _load(n), at=s))
+            placed(ast.Assign([stores([n])], call("copied", _load(n), at=s)), s)
             for n in sorted(changed(flow, s.body) & set(carried) & fresh)
             if flow.sorts(s).get(n) is not Sort.PYTHON
         ]

@@ -23,6 +23,10 @@ RAISING = set(  # for some values of their arguments
     " bitwise_right_shift matrix_power pinverse logdet slogdet ormqr geqrf put"
     " select_scatter".split()
 )
+CHECKED = set(  # check their results by an effect, which PyTorch's torch.cond cannot hold
+    "inverse matrix_power linalg_inv linalg_cholesky linalg_ldl_factor linalg_lu_factor"
+    " linalg_matrix_power linalg_solve linalg_tensorinv linalg_tensorsolve".split()
+)
 RANDOM = set(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout"
     " gumbel_softmax rrelu fractional_max_pool2d fractional_max_pool3d rand randn randint randperm"
@@ -61,6 +65,7 @@ class Facts:
     random: bool = False
     shape_from_data: bool = False
     raises: bool = False
+    checked: bool = False
     costly: bool = False
     aliases: bool = False
     free: bool = False
@@ -96,6 +101,7 @@ def facts(name: str) -> Facts | None:
         shape_from_data=name in SHAPE_FROM_DATA
         or (torch.Tag.dynamic_output_shape in tags and name != "index"),
         raises=name in RAISING or name.startswith("linalg_"),
+        checked=name in CHECKED,
         costly=name in COSTLY or name.startswith("conv"),
         aliases=name in ALIASING
         or torch.Tag.maybe_aliasing_or_mutating in tags

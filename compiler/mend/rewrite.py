@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 from compiler.mend.findings import Finding, Kind
@@ -45,6 +46,16 @@ def mend(function: Function) -> list[Finding]:
     stays = [f for place, f in first.items() if place in left and place not in mended]
     function.findings = [*mended.values(), *stays]
     return sorted(function.findings, key=lambda f: (f.line, f.column))
+
+
+def failure(error: Exception) -> str:
+    """Why a function stays as it is, after an error of mending itself.
+
+    With ``DLRM_MEND_STRICT=1`` in the environment the error is raised.
+    """
+    if os.environ.get("DLRM_MEND_STRICT") == "1":
+        raise error
+    return f"could not be mended: {type(error).__name__}: {error}"
 
 
 def functions(module: ast.Module, file: str) -> Iterator[Function]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.mend import rewrite
-from compiler.mend.findings import Finding
+from compiler.mend.findings import Finding, Kind
 from compiler.mend.function import RUNTIME, Function
 from compiler.mend.relevant import relevant
 
@@ -45,21 +45,20 @@ def mend_text(text: str, file: str, everything: bool = False) -> tuple[str, list
     functions = list(rewrite.functions(module, file))
     for function in functions if everything else relevant(functions, module):
         function.caught = function.node.name in caught
-        reason = _refused(function.node)
         before = copy.deepcopy(function.node)
-        found = rewrite.mend(function)
-        if reason and any(f.mended for f in found):
-            found = [_refusing(f, reason) for f in found]
-        elif any(f.mended for f in found):
-            _rename_sites(function, taken)
-            changed = _edits(lines, before, function)
-            if _holds(lines, before, function, changed):
-                edits += changed
-                top = _top(function)
-                sites[top] = sites.get(top, "") + _sites(function)
-            else:
-                found = [_refusing(f, "its text cannot be replaced in place") for f in found]
+        try:
+            found, changed = _mended(lines, before, function, taken)
+            top = _top(function)
+        except Exception as error:
+            vars(function.node).update(vars(before))
+            reason = rewrite.failure(error)
+            at = before.lineno, before.col_offset
+            findings.append(Finding(file, *at, Kind.FUNCTION, function.qualname, reason=reason))
+            continue
         findings += found
+        if changed:
+            edits += changed
+            sites[top] = sites.get(top, "") + _sites(function)
     if not edits:
         return text, findings
     edits += [Edit(top, top, found + "\n\n") for top, found in sites.items() if found]
@@ -68,6 +67,23 @@ def mend_text(text: str, file: str, everything: bool = False) -> tuple[str, list
     new = _applied(lines, edits)
     ast.parse(new, file)
     return new, findings
+
+
+def _mended(
+    lines: list[str], before: ast.FunctionDef, function: Function, taken: set[str]
+) -> tuple[list[Finding], list[Edit]]:
+    """Mend one function, which was ``before``: what was found, and the edits of its text."""
+    reason = _refused(before)
+    found = rewrite.mend(function)
+    if not any(f.mended for f in found):
+        return found, []
+    if not reason:
+        _rename_sites(function, taken)
+        changed = _edits(lines, before, function)
+        if _holds(lines, before, function, changed):
+            return found, changed
+        reason = "its text cannot be replaced in place"
+    return [_refusing(f, reason) for f in found], []
 
 
 def _edits(lines: list[str], before: ast.FunctionDef, function: Function) -> list[Edit]:

@@ -223,7 +223,7 @@ CASES: tuple[Case, ...] = tuple(
             lambda: (*_small(), False))),
         (counts_in_a_list, "decline", "declined", (
             lambda: (*_small(), []), lambda: (*_negative(), []))),
-        (under_no_grad, "where", "mended", (_small, _negative)),
+        (under_no_grad, "decline", "declined", (_small, _negative)),
         (try_around_a_check, "decline", "declined", (_small, _negative)),
         (Noisy, "mixed", "mended", (_rows, lambda: (torch.full((2, 3), 50.0),),
                                     lambda: (torch.full((2, 3), float("inf")),))),

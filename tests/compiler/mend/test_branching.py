@@ -179,3 +179,47 @@ def test_whole_numbers_survive_torch_cond() -> None:
         return _mend.cond(x.sum() > 0, then, other, x)
 
     agrees(function, True)
+
+
+def kept_by_select(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = _mend.select(x.sum() > 0, x * 2, x)
+    return x + 1
+
+
+def kept_by_both(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = _mend.both(x.sum() > 0, lambda v: torch.exp(v), lambda v: v, x)
+    return x + 1
+
+
+def kept_by_cond(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = _mend.cond(x.sum() > 0, lambda v: v * (v @ v), lambda v: v, x)
+    return x + 1
+
+
+def kept_by_cond_on_both_sides(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = _mend.cond(x.sum() > 0, lambda v: v, lambda v: v, x)
+    return x + 1
+
+
+def kept_by_loop(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        (x,) = _mend.loop(lambda v: v.sum() > 1, lambda v: (v * 0.5,), x)
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [kept_by_select, kept_by_both, kept_by_cond, kept_by_cond_on_both_sides, kept_by_loop],
+)
+def test_what_is_handed_on_without_gradients_enabled_keeps_its_own(
+    function: Callable[..., Any],
+) -> None:
+    compiled = torch.compile(function, backend="aot_eager")
+    for x in (POSITIVE, NEGATIVE):
+        assert_same(outcome(compiled, (x,), True), outcome(function, (x,), True))
+    assert breaks(function, (POSITIVE.clone().requires_grad_(),))
+    assert not breaks(function, (POSITIVE,))  # which has none to keep

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from compiler.mend import rewrite
 from compiler.mend.__main__ import main
+from compiler.mend.function import Function
 from tests.compiler.mend.observing import observed
 
 SOURCE = '''\
@@ -252,3 +254,30 @@ def test_as_a_process(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert "print: mended (defer)" in done.stdout
+
+
+def test_an_error_of_mending_leaves_that_function_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(function: Function) -> None:
+        if function.qualname == "first":
+            function.node.body.clear()
+            raise LookupError("no such luck")
+
+    steps = rewrite.passes()
+    monkeypatch.setattr(rewrite, "passes", lambda: (*steps, broken))
+    file = tmp_path / "two.py"
+    one = 'def {0}(x: torch.Tensor) -> None:\n    print("{0}", x.sum())\n'
+    file.write_text("import torch\n\n\n" + one.format("first") + "\n\n" + one.format("second"))
+    with pytest.raises(LookupError, match="no such luck"):
+        main([str(file), "--write"])
+    monkeypatch.setenv("DLRM_MEND_STRICT", "0")
+    assert main([str(file), "--write"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"{file}:4:1: function: not mended: could not be mended: LookupError: no such luck" in said
+    )
+    new = file.read_text()
+    assert one.format("first") in new
+    assert one.format("second") not in new
+    assert "_mend.emit(" in new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import ast
 import copy
 import functools
 import pickle
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import compiler
+from compiler.mend import live, rewrite
+from compiler.mend.findings import Kind
+from compiler.mend.function import Function
 from compiler.mend.live import mend_callable
 from compiler.mend.report import GraphBreak, compile_mended
 from tests.compiler.mend.observing import observed
@@ -390,3 +394,64 @@ def test_explain_shows_both_sources() -> None:
     assert [str(f) for f in mend_callable(doubles).findings] == found.findings
     assert "if x.sum() > 0:" in found.stages["source before mending"]
     assert "_mend." in found.stages["source after mending"]
+
+
+def _broken(function: Function) -> None:
+    if function.qualname == "other":
+        raise LookupError("no such luck")
+
+
+def calls_both(x: Tensor) -> Tensor:
+    return helper(x) + other(x)
+
+
+def test_an_error_of_mending_leaves_that_function_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = rewrite.passes()
+    monkeypatch.setattr(rewrite, "passes", lambda: (*steps, _broken))
+    with pytest.raises(LookupError, match="no such luck"):
+        mend_callable(calls_both)
+    monkeypatch.setenv("DLRM_MEND_STRICT", "0")
+    mended = mend_callable(calls_both)
+    found = {f.function: f for f in mended.findings}
+    assert found["helper"].mended
+    assert found["other"].kind is Kind.FUNCTION
+    assert found["other"].reason == "could not be mended: LookupError: no such luck"
+    assert [f.function for f in mended.findings].count("other") == 1
+    assert "def other" not in mended.after
+    x = torch.ones(2)
+    front = torch.compile(mended.call, backend="eager")
+    assert observed(front, (x,)) == observed(calls_both, (x,))
+
+
+def test_an_error_of_analysis_leaves_that_function_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def calls_of(node: ast.FunctionDef, *rest: Any) -> Any:
+        if node.name == "other":
+            raise LookupError("no such luck")
+        return known(node, *rest)
+
+    known = live.calls_of
+    monkeypatch.setattr(live, "calls_of", calls_of)
+    monkeypatch.setenv("DLRM_MEND_STRICT", "0")
+    found = {f.function: f for f in mend_callable(calls_both).findings}
+    assert found["helper"].mended
+    assert found["other"].reason == "could not be mended: LookupError: no such luck"
+
+
+@pytest.mark.parametrize("make", [lambda: calls_both, Model])
+def test_an_error_of_the_walk_leaves_everything_as_it_is(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(mender: Any) -> None:
+        raise LookupError("no such luck")
+
+    monkeypatch.setattr(live._Mender, "_spread", fails)
+    callee = make()
+    with pytest.raises(LookupError, match="no such luck"):
+        mend_callable(callee)
+    monkeypatch.setenv("DLRM_MEND_STRICT", "0")
+    mended = mend_callable(callee)
+    assert mended.call is callee
+    (found,) = mended.findings
+    assert found.reason == "could not be mended: LookupError: no such luck"

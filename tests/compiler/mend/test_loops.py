@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from compiler.survey.corpus import CASES as SURVEY
 from compiler.survey.corpus import tensor_loops
+from compiler.survey.measure import measure
 from tests.compiler.mend.branch_cases import (
     Case,
     Mended,
@@ -36,3 +38,15 @@ def test_compiled_to_native_code(name: str, mended: Mended) -> None:
         inputs = case.maker(torch.Generator().manual_seed(k))
         expected = outcome(make(case.target), inputs, False)
         assert_same(outcome(compiled, inputs, False), expected)
+
+
+NAMES = ("owns_what_it_changes", "power_iteration")
+SURVEYED = {c.name: c for c in SURVEY if c.name.split(".")[-1] in NAMES}
+
+
+@pytest.mark.parametrize("name", SURVEYED)
+def test_alive_with_gradients(name: str) -> None:
+    row = measure(SURVEYED[name], "corpus", ("dynamo", "mended"))
+    assert row.differs == []
+    assert row.fate == "mended", row.ways["mended"].breaks
+    torch._dynamo.reset()

@@ -139,3 +139,24 @@ def test_asserts_vanish_with_optimisation(
         env={"PYTHONPATH": ":".join(p for p in sys.path if p), "PATH": ""},
     )  # fmt: skip
     assert done.stdout.splitlines() == [expected] * 2, done.stderr
+
+
+def goes_on(x: Tensor) -> Tensor:
+    for i in range(3):
+        if x.sum() > 5:
+            x = x * 0.5
+            continue
+        if x.sum() > 4:
+            continue
+        print("here", x.sum())
+        if x.min() < -1:
+            raise ValueError(f"negative {i}")
+        x = x + 1
+    return x
+
+
+def test_after_a_round_that_may_end_early() -> None:
+    run = compiled(goes_on, "aot_eager")
+    for values in ([1.0, 1.0], [9.0, 9.0], [-2.0, 1.0], [-2.0, 9.0], [2.2, 2.2], [-1.5, 6.6]):
+        x = torch.tensor(values)
+        assert observed(run, x) == observed(goes_on, x)
