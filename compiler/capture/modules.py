@@ -172,7 +172,17 @@ def _answers(answer: Any, *functions: Any) -> None:
         MEANINGS[function] = lambda tensors, frame, *args, **kwargs: Constant(answer)
 
 
-_answers(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(tensors: Tensors, frame: Frame) -> Value:
+    """Yes where the whole function may become one graph: see ``frames.capture_entry``."""
+    name = str(frame.scope.get("__name__"))
+    if name.startswith(("torch.", "compiler.mend.")):
+        return Constant(True)
+    tensors.trace.asked_compiling = True
+    return Constant(tensors.trace.compiling)
+
+
+MEANINGS[torch.compiler.is_compiling] = _is_compiling
+MEANINGS[torch.compiler.is_dynamo_compiling] = _is_compiling
 _answers(
     False, torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting,
     torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
