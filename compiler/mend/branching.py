@@ -50,7 +50,7 @@ def truth(c: Any) -> Any:
 def select(c: Any, a: Any, b: Any) -> Any:
     """``a if c else b``; for tensors of one kind, ``torch.where``."""
     if isinstance(c, Tensor) and torch.compiler.is_compiling() and c.numel() == 1 and alike(a, b):
-        return a if a is b else torch.where(truth(c), a, b)
+        return a if a is b else _chosen(truth(c), a, b)
     return a if c else b
 
 
@@ -146,7 +146,7 @@ def merged(c: Tensor, a: Any, b: Any) -> Any:
     if isinstance(a, Tensor):
         if not alike(a, b):
             raise Mismatch(f"{a!r} or {b!r}")
-        return a if a is b else torch.where(c, a, b)
+        return a if a is b else _chosen(c, a, b)
     if type(a) is not type(b):
         raise Mismatch(f"{a!r} or {b!r}")
     if isinstance(a, tuple | list) and len(a) == len(b):
@@ -163,6 +163,14 @@ def merged(c: Tensor, a: Any, b: Any) -> Any:
     if a is b or (isinstance(a, int | float | str) and a == b):
         return a
     raise Mismatch(f"{a!r} or {b!r}")
+
+
+def _chosen(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``torch.where``; a side that needs a gradient keeps it where gradients are off, too."""
+    if torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
+        return torch.where(c, a, b)
+    with torch.enable_grad():
+        return torch.where(c, a, b)
 
 
 def alike(a: Any, b: Any) -> bool:

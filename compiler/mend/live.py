@@ -233,7 +233,7 @@ class _Mender:
         )  # fmt: skip
         self.findings += rewrite.mend(work)
         given = self._swap_calls(part, work)
-        after = ast.unparse(node)
+        after = ast.unparse(ast.fix_missing_locations(node))
         if after == before:
             return
         new = source.rebuild(function, work, given)

@@ -405,3 +405,57 @@ def test_breaks_in_layers() -> None:
         assert [g.calls for g in model.gates] == [2 * step + 2] * 10
     found = explain(captured)
     assert not [why for why in found.fallbacks if "limit" in why and found.fallbacks[why] > 4]
+
+
+def mask_or_none(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """As models do that would rather not make a mask in a graph."""
+    if mask is None and not torch.compiler.is_compiling():
+        mask = torch.ones_like(x)
+    return masked(x, mask)
+
+
+def masked(x: Tensor, mask: Any) -> Tensor:
+    return x[:, : mask.shape[1]] * mask
+
+
+def no_mask(x: Tensor) -> Tensor | None:
+    return None if torch.compiler.is_compiling() else torch.ones_like(x)
+
+
+def asks_behind_a_break(x: Tensor) -> Tensor:
+    if x.sum() > -1e9:
+        x = x + 1
+    mask = no_mask(x)
+    assert mask is not None
+    return x * mask
+
+
+@pytest.mark.parametrize("function", [mask_or_none, asks_behind_a_break])
+def test_compiling_is_not_said_where_the_graph_breaks(function: Any) -> None:
+    """What is left out for a whole graph would be missed by what runs in Python."""
+    same(function, GRAD, whole=function is mask_or_none)
+
+
+def test_compiling_is_said_in_a_whole_graph() -> None:
+    captured = capture(no_mask, Counting())
+    assert captured(X) is None
+    assert explain(captured).whole
+
+
+def calls_if_it_can(check: Any, x: Tensor) -> Tensor:
+    if callable(check):
+        check = check()
+    return x * 2 if check else x
+
+
+@pytest.mark.parametrize("check", [True, 3, "text", lambda: False, bool])
+def test_callable_asks_the_value_not_its_class(check: Any) -> None:
+    same(calls_if_it_can, check, X)
+
+
+def check_result(x: Tensor) -> Tensor:
+    return calls_if_it_can((x.max() >= -1e9).item(), x)
+
+
+def test_callable_of_a_number_from_a_break() -> None:
+    same(check_result, X, whole=False)

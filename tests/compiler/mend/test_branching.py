@@ -179,3 +179,18 @@ def test_whole_numbers_survive_torch_cond() -> None:
         return _mend.cond(x.sum() > 0, then, other, x)
 
     agrees(function, True)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_side_keeps_its_gradient_where_gradients_are_off(taken: bool) -> None:
+    def selects(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = _mend.select(x.sum() > 0, x * 2, x)
+            z = _mend.both(x.sum() > 0, lambda x: x * 3, lambda x: x, x)
+        return y + z
+
+    x = torch.ones(2, requires_grad=True) if taken else torch.full((2,), -1.0, requires_grad=True)
+    y = torch.compile(selects, backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(y, 5 * x.detach() if taken else 2 * x.detach(), check_stride=False)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.tolist() == ([0.0, 0.0] if taken else [2.0, 2.0])
