@@ -24,6 +24,7 @@ from compiler.capture.machine import GraphBreak, Refused
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
 from compiler.capture.trace import Trace
+from compiler.capture.unseen import unseen
 from compiler.capture.values import (
     NULL,
     ByIdentity,
@@ -67,6 +68,7 @@ class Tail:
         self.step, self.args = step, args
 
 
+@unseen
 def finish(result: Any) -> Any:
     """Run the rest of a function, as long as there is one: a loop, so that loops nest nothing."""
     while type(result) is Tail:

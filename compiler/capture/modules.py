@@ -14,6 +14,7 @@ from compiler.capture import managers
 from compiler.capture.attributes import lookup, object_attribute
 from compiler.capture.iterables import items_of
 from compiler.capture.sources import Source
+from compiler.capture.unseen import unseen
 from compiler.capture.values import (
     ByIdentity,
     Constant,
@@ -148,6 +149,7 @@ class CapturedModule(nn.Module):
         object.__setattr__(self, "_capture", session)
         self.training = module.training
 
+    @unseen
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self._orig_mod, *args, **kwargs)
 

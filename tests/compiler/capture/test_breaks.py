@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -459,3 +460,44 @@ def check_result(x: Tensor) -> Tensor:
 
 def test_callable_of_a_number_from_a_break() -> None:
     same(check_result, X, whole=False)
+
+
+def warns_at_its_caller(x: Tensor) -> Tensor:
+    y = x + 1
+    warnings.warn("large", stacklevel=2)
+    return y * 2
+
+
+def warns_further_out(x: Tensor) -> Tensor:
+    y = x + 1
+    warnings.warn("large", stacklevel=3)
+    return y * 2
+
+
+def calls_what_warns(x: Tensor) -> Tensor:
+    y = warns_at_its_caller(x * 2)
+    return y * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "limit"),
+    [
+        (warns_at_its_caller, 8),
+        (warns_further_out, 8),
+        (calls_what_warns, 8),
+        (warns_at_its_caller, 0),  # all in Python
+    ],
+)
+def test_warnings_name_the_callers_line(function: Any, limit: int) -> None:
+    """Frames of ours in between do not count."""
+
+    def places(function: Any) -> list[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function(X)
+        return [(w.filename, w.lineno) for w in caught]
+
+    captured = capture(function, Counting(), limit=limit)
+    expected, first, second = [places(each) for each in (function, captured, captured)]
+    assert len(expected) == 1
+    assert first == second == expected
