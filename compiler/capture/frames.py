@@ -24,6 +24,7 @@ from compiler.capture.machine import GraphBreak, Refused
 from compiler.capture.rebuild import CannotRebuild, Rebuild
 from compiler.capture.resume import Place
 from compiler.capture.trace import Trace
+from compiler.capture.unseen import unseen
 from compiler.capture.values import (
     NULL,
     ByIdentity,
@@ -67,6 +68,7 @@ class Tail:
         self.step, self.args = step, args
 
 
+@unseen
 def finish(result: Any) -> Any:
     """Run the rest of a function, as long as there is one: a loop, so that loops nest nothing."""
     while type(result) is Tail:
@@ -125,12 +127,14 @@ class Attempt:
     """One run of the interpreter over a function, to its end or to the break."""
 
     def __init__(
-        self, unit: Unit, values: Sequence[Any], break_at: int, reason: str, refused: set[int]
-    ) -> None:
+        self, unit: Unit, values: Sequence[Any], break_at: int, reason: str, refused: set[int],
+        compiling: bool = False,
+    ) -> None:  # fmt: skip
         self.unit, self.reason = unit, reason
         self.trace = Trace(lambda trace: unit.session.extension(trace, unit))
-        self.trace.refused = refused
+        self.trace.refused, self.trace.compiling = refused, compiling
         self.frame = unit.frame(self.trace, values)
+        self.trace.frames.append(self.frame)
         self.frame.break_at = break_at
         self.rebuild = Rebuild(self.trace, unit.session.recapture)
         self.rest: list[Unit] = []
@@ -358,15 +362,29 @@ def _only_torch_managers(frame: Frame) -> bool:
 
 
 def capture_entry(unit: Unit, values: Sequence[Any]) -> Entry:
-    """Capture a function for the arguments at hand; raises Declined."""
+    """Capture a function for the arguments at hand; raises Declined.
+
+    ``torch.compiler.is_compiling()`` is true in what becomes a whole graph, and nowhere else: code
+    that asks may leave out what its callers in Python need, so what breaks is captured as Python
+    has it.
+    """
     break_at, reason = -1, ""
+    compiling = unit is unit.session.units[0]
     refused: set[int] = set()  # branches, see mended; later ones than a new one count anew
     for _ in range(20 + MOST_REFUSED):
+        asked = False
         try:
-            return Attempt(unit, values, break_at, reason, refused).run()
+            attempt = Attempt(unit, values, break_at, reason, refused, compiling)
+            try:
+                return attempt.run()
+            finally:
+                asked = attempt.trace.asked_compiling
         except Refused as trial:
             refused = {n for n in refused if n < trial.trial} | {trial.trial}
         except Restart as again:
+            if compiling and asked:
+                compiling = False
+                continue
             if break_at >= 0 and again.clock >= break_at:
                 raise Declined(f"{reason or again.reason}; {again.reason}") from again
             break_at, reason = again.clock, again.reason

@@ -109,9 +109,11 @@ class Frame(Machine):
             raise Unsupported("an asynchronous function")
         self.trace.depth += 1
         self.trace.deepest = max(self.trace.deepest, self.trace.depth)
+        self.trace.frames.append(frame)
         try:
             return frame.run()
         finally:
+            self.trace.frames.pop()
             self.trace.depth -= 1
 
     # ---- the stack

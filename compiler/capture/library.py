@@ -162,7 +162,9 @@ def _(frame: Frame, value: Value, classes: Value) -> Value:
 
 @handles(callable)
 def _(frame: Frame, value: Value) -> Value:
-    return Constant(hasattr(value.cls, "__call__"))  # noqa: B004  # the class is asked
+    if isinstance(value, Known):
+        return Constant(callable(value.value))
+    return Constant(any("__call__" in vars(base) for base in value.cls.__mro__))
 
 
 @handles(type)

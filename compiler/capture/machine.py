@@ -85,7 +85,11 @@ class Machine:
     def go_on(self) -> Value | None:
         """A generator's next value, None at its end."""
         self.yielded = False
-        value = self.run()
+        self.trace.frames.append(self)
+        try:
+            value = self.run()
+        finally:
+            self.trace.frames.pop()
         if not self.yielded:
             if not (isinstance(value, Constant) and value.value is None):
                 raise Unsupported("a generator that returns a value")

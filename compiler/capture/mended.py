@@ -47,9 +47,20 @@ def grad_fn(tensors: Tensors, frame: Frame, value: Value) -> Value:
     return Constant(asking.name_of(getattr(fake, "grad_fn", None)))
 
 
+def calling(tensors: Tensors, frame: Frame) -> Value:
+    """The functions that are being captured, and the one that asks, which is not interpreted."""
+    code = asking.calling.__code__
+    lines = [
+        f"{f.code.co_filename}\t{f.decoded.instructions[f.index - 1].line}\t{f.code.co_name}"
+        for f in tensors.trace.frames
+    ]
+    lines.append(f"{code.co_filename}\t{code.co_firstlineno}\t{code.co_name}")
+    return Constant("\n".join(lines))
+
+
 MEANINGS: dict[Any, Any] = {
     branching.capturable: capturable,
     asking.kept: kept,
     asking.grad_fn: grad_fn,
-    asking.calling: lambda tensors, frame: Constant(""),
+    asking.calling: calling,
 }

@@ -14,6 +14,7 @@ from compiler.capture import managers
 from compiler.capture.attributes import lookup, object_attribute
 from compiler.capture.iterables import items_of
 from compiler.capture.sources import Source
+from compiler.capture.unseen import unseen
 from compiler.capture.values import (
     ByIdentity,
     Constant,
@@ -148,6 +149,7 @@ class CapturedModule(nn.Module):
         object.__setattr__(self, "_capture", session)
         self.training = module.training
 
+    @unseen
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self._orig_mod, *args, **kwargs)
 
@@ -172,7 +174,17 @@ def _answers(answer: Any, *functions: Any) -> None:
         MEANINGS[function] = lambda tensors, frame, *args, **kwargs: Constant(answer)
 
 
-_answers(True, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def _is_compiling(tensors: Tensors, frame: Frame) -> Value:
+    """Yes where the whole function may become one graph: see ``frames.capture_entry``."""
+    name = str(frame.scope.get("__name__"))
+    if name.startswith(("torch.", "compiler.mend.")):
+        return Constant(True)
+    tensors.trace.asked_compiling = True
+    return Constant(tensors.trace.compiling)
+
+
+MEANINGS[torch.compiler.is_compiling] = _is_compiling
+MEANINGS[torch.compiler.is_dynamo_compiling] = _is_compiling
 _answers(
     False, torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting,
     torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,

@@ -20,6 +20,7 @@ from types import CodeType
 from typing import Any
 
 from compiler.capture.bytecode import Handler, exception_table, exceptions
+from compiler.capture.unseen import unseen
 from compiler.capture.values import Unsupported
 
 _OPS = dis.opmap
@@ -95,6 +96,7 @@ def resume_code(code: CodeType, place: Place) -> tuple[CodeType, int]:
     return made, shift
 
 
+@unseen
 def function(code: CodeType, place: Place, scope: dict[str, Any], values: Sequence[Any]) -> Any:
     """Call a resume function in Python: ``values`` are those of ``place.parameters``."""
     count = len(place.cells)

@@ -51,9 +51,11 @@ class Trace:
         self.guards = Guards(self.constants)
         self.clock = 0
         self.depth = self.deepest = 0  # of calls; the deepest of the current instruction
+        self.frames: list[Any] = []  # under interpretation, outermost first
         self.dirty: dict[int, Value] = {}  # changed values from outside, in order
         self.seen: dict[int, Value] = {}
         self._kept: list[Any] = []
+        self.compiling = self.asked_compiling = False  # what is_compiling() says; if it was asked
         self.trials = 0  # how many branches were asked about: see mended
         self.refused: set[int] = set()  # those, by number, that cannot be captured
         self.tensors = extension(self)

@@ -22,6 +22,7 @@ from compiler.capture.guards import same
 from compiler.capture.resume import Place
 from compiler.capture.sources import Source
 from compiler.capture.trace import Trace
+from compiler.capture.unseen import MARK, unseen
 from compiler.capture.values import CellValue, Constant, FunctionValue, Unsupported, Value, look
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ class Unit:
             "    for guard, run in cases:\n"
             f"        if guard({given}) is None:\n"
             f"            return run({given})\n"
-            f"    return miss(({given}{',' * bool(given)}))\n"
+            f"    return miss(({given}{',' * bool(given)}))({given})\n"
         )
         scope: dict[str, Any] = {"cases": self.cases, "miss": self.session.disabled(self.miss)}
-        exec(compile(code, f"<dispatch of {self.name}>", "exec"), scope)
+        exec(compile(code, f"<dispatch of {self.name}, {MARK}>", "exec"), scope)
         self.session.hide(scope["step"], finish)
         return scope["step"]
 
@@ -91,19 +92,23 @@ class Unit:
             )
         }
 
-    def miss(self, values: tuple[Any, ...]) -> Any:
-        """No case fits."""
+    def miss(self, values: tuple[Any, ...]) -> Callable[..., Any]:
+        """No case fits: what to call instead."""
         reason = self._why_not()
         if reason:
             self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
-            return self.eager(values)
+            return self._in_python
         with _lock:
             _active.capturing = True
             try:
                 entry = self._capture(values)
             finally:
                 _active.capturing = False
-        return self.eager(values) if entry is None else entry.run(*values)
+        return self._in_python if entry is None else entry.run
+
+    @unseen
+    def _in_python(self, *values: Any) -> Any:
+        return self.eager(values)
 
     def _why_not(self) -> str:
         if getattr(_active, "capturing", False):
@@ -191,7 +196,7 @@ class Root(Unit):
         given = ", ".join(names[: len(self.parameters)])
         text = f"def call({', '.join(signature)}): return _finish(_step({given}))"
         scope: dict[str, Any] = {"_finish": finish, "_step": self.step}
-        exec(compile(text, f"<call of {self.name}>", "exec"), scope)
+        exec(compile(text, f"<call of {self.name}, {MARK}>", "exec"), scope)
         call: Any = scope["call"]
         functools.update_wrapper(call, self.function)
         call.__code__ = call.__code__.replace(co_name=code.co_name, co_qualname=code.co_qualname)
@@ -217,6 +222,7 @@ class Root(Unit):
             slots[name] = cell
         return Outermost(trace, self.code(), self.function.__globals__, slots)
 
+    @unseen
     def eager(self, values: Sequence[Any]) -> Any:
         code = self.function.__code__
         count, more = code.co_argcount, code.co_kwonlyargcount
@@ -264,6 +270,7 @@ class Rest(Unit):
             raise Declined("a break before the rest has begun")
         return self.whole.rest(dataclasses.replace(place, offset=place.offset - self.shift), scope)
 
+    @unseen
     def eager(self, values: Sequence[Any]) -> Any:
         return resume.function(self._code, self.place, self.scope, values)
 

@@ -257,7 +257,7 @@ class _Mender:
         )  # fmt: skip
         found = rewrite.mend(work)
         given = self._swap_calls(part, work)
-        after = ast.unparse(node)
+        after = ast.unparse(ast.fix_missing_locations(node))
         if after != before:
             new = source.rebuild(function, work, given)
             part.new = source.rewrapped(part.function, function, new)

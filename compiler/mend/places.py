@@ -14,7 +14,9 @@ from compiler.mend import asking
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OPERATORS = os.path.join(_OURS, "mend", "effects.py")
-_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DYNAMO = os.path.join(_TORCH, "_dynamo") + os.sep
+_GENERATED = ("<call of ", "<dispatch of ")  # by our capture, between a function and its caller
 
 
 def place(level: int) -> str:
@@ -26,6 +28,8 @@ def place(level: int) -> str:
     if not torch.compiler.is_compiling():
         return _of(sys._getframe(level))
     frames = asking.calling().split("\n")[:-2]  # without ``calling`` and this
+    if not frames:  # a front end that does not tell: from the first function that is not ours
+        return f"\t{level - 1}\t"
     if level > len(frames):
         outermost = frames[0].split("\t")[0]
         return f"\t{level - len(frames)}\t{outermost}"
@@ -63,14 +67,20 @@ def _above(count: int, outermost: str) -> types.FrameType:
     frame: types.FrameType = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename != _OPERATORS:
         frame = frame.f_back
-    while frame.f_back and frame.f_code.co_filename != outermost:
+    while frame.f_back and (frame.f_code.co_filename != outermost if outermost else _inner(frame)):
         frame = frame.f_back
     for _ in range(count):
         while frame.f_back:
             frame = frame.f_back
-            if not frame.f_code.co_filename.startswith((_OURS, _DYNAMO)):
+            if not frame.f_code.co_filename.startswith((_OURS, _DYNAMO, *_GENERATED)):
                 break
     return frame
+
+
+def _inner(frame: types.FrameType) -> bool:
+    """Whether a frame is of this compiler, of PyTorch, or of code that one of them has made."""
+    file = frame.f_code.co_filename
+    return file.startswith((_OURS, _TORCH, "<"))
 
 
 def _module(file: str) -> types.ModuleType | None:

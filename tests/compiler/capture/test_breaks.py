@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -405,3 +406,98 @@ def test_breaks_in_layers() -> None:
         assert [g.calls for g in model.gates] == [2 * step + 2] * 10
     found = explain(captured)
     assert not [why for why in found.fallbacks if "limit" in why and found.fallbacks[why] > 4]
+
+
+def mask_or_none(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """As models do that would rather not make a mask in a graph."""
+    if mask is None and not torch.compiler.is_compiling():
+        mask = torch.ones_like(x)
+    return masked(x, mask)
+
+
+def masked(x: Tensor, mask: Any) -> Tensor:
+    return x[:, : mask.shape[1]] * mask
+
+
+def no_mask(x: Tensor) -> Tensor | None:
+    return None if torch.compiler.is_compiling() else torch.ones_like(x)
+
+
+def asks_behind_a_break(x: Tensor) -> Tensor:
+    if x.sum() > -1e9:
+        x = x + 1
+    mask = no_mask(x)
+    assert mask is not None
+    return x * mask
+
+
+@pytest.mark.parametrize("function", [mask_or_none, asks_behind_a_break])
+def test_compiling_is_not_said_where_the_graph_breaks(function: Any) -> None:
+    """What is left out for a whole graph would be missed by what runs in Python."""
+    same(function, GRAD, whole=function is mask_or_none)
+
+
+def test_compiling_is_said_in_a_whole_graph() -> None:
+    captured = capture(no_mask, Counting())
+    assert captured(X) is None
+    assert explain(captured).whole
+
+
+def calls_if_it_can(check: Any, x: Tensor) -> Tensor:
+    if callable(check):
+        check = check()
+    return x * 2 if check else x
+
+
+@pytest.mark.parametrize("check", [True, 3, "text", lambda: False, bool])
+def test_callable_asks_the_value_not_its_class(check: Any) -> None:
+    same(calls_if_it_can, check, X)
+
+
+def check_result(x: Tensor) -> Tensor:
+    return calls_if_it_can((x.max() >= -1e9).item(), x)
+
+
+def test_callable_of_a_number_from_a_break() -> None:
+    same(check_result, X, whole=False)
+
+
+def warns_at_its_caller(x: Tensor) -> Tensor:
+    y = x + 1
+    warnings.warn("large", stacklevel=2)
+    return y * 2
+
+
+def warns_further_out(x: Tensor) -> Tensor:
+    y = x + 1
+    warnings.warn("large", stacklevel=3)
+    return y * 2
+
+
+def calls_what_warns(x: Tensor) -> Tensor:
+    y = warns_at_its_caller(x * 2)
+    return y * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "limit"),
+    [
+        (warns_at_its_caller, 8),
+        (warns_further_out, 8),
+        (calls_what_warns, 8),
+        (warns_at_its_caller, 0),  # all in Python
+    ],
+)
+def test_warnings_name_the_callers_line(function: Any, limit: int) -> None:
+    """Frames of ours in between do not count."""
+
+    def places(function: Any) -> list[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function(X)
+        return [(w.filename, w.lineno) for w in caught]
+
+    captured = capture(function, Counting(), limit=limit)
+    expected, first, second = [places(each) for each in (function, captured, captured)]
+    assert len(expected) == 1
+    assert first == second == expected

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from compiler.capture import capture
 from compiler.mend.live import mend_callable
 from compiler.survey.corpus.effects import CASES
 from compiler.survey.register import Effect as Case
@@ -52,3 +55,43 @@ def test_corpus_broke_before(case: Case) -> None:
         return sum(e[0] == "raises" and "torch._dynamo" in e[1].__module__ for e in events)
 
     assert any(graphs(inputs) for inputs in case.inputs)
+
+
+def _warns_here(x: torch.Tensor) -> torch.Tensor:
+    if x.max() > 3:
+        warnings.warn("large", stacklevel=1)
+    return x + 1
+
+
+def _warns_at_its_caller(x: torch.Tensor) -> torch.Tensor:
+    if x.max() > 3:
+        warnings.warn("large", stacklevel=2)
+    return x + 1
+
+
+def _warns_further_out(x: torch.Tensor) -> torch.Tensor:
+    if x.max() > 3:
+        warnings.warn("large", stacklevel=3)
+    return x + 1
+
+
+def _calls_it(x: torch.Tensor) -> torch.Tensor:
+    y = _warns_at_its_caller(x)
+    return y * 2
+
+
+@pytest.mark.parametrize(
+    "function", [_warns_here, _warns_at_its_caller, _warns_further_out, _calls_it]
+)
+def test_a_warning_names_the_caller_in_our_capture(function: Any) -> None:
+    """Also where the caller is further out than what is captured."""
+    mended = mend_callable(function)
+    captured = capture(mended.call, lambda gm, inputs: gm, fullgraph=True)
+
+    def called(function: Any) -> Any:
+        return function(torch.full((2,), 4.0))
+
+    expected = observed(called, function)
+    assert expected[0][0] == "warning"
+    for _ in range(2):  # the first call captures
+        assert observed(called, captured)[:-1] == expected[:-1]  # the last: what was given
