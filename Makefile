@@ -39,7 +39,7 @@ test-all: setup
 	$(PY) -m pytest -n $(JOBS) --maxprocesses 8 -m "" $(ARGS)
 
 lab: setup
-	$(PY) -m jupyter lab $(ARGS) tutorials
+	$(PY) -m jupyterlab $(ARGS) tutorials
 
 check: setup
 	@$(PY) -m dlrm.check $(ARGS)

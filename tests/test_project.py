@@ -144,3 +144,8 @@ def test_the_wheel_holds_every_module_and_kernel_source(tmp_path: Path) -> None:
             if path.is_file() and path.suffix in (".py", ".cpp", ".h", ".toml", ".json"):
                 assert str(path.relative_to(ROOT)) in names
     assert "dlrm/py.typed" in names
+
+
+def test_lab_is_that_of_the_environment() -> None:
+    """`python -m jupyter lab` takes the first jupyter-lab of PATH, which may be another's."""
+    assert "-m jupyterlab $(ARGS) tutorials" in MAKEFILE and "-m jupyter " not in MAKEFILE
