@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from compiler.graph import FallbackOp, Graph
 from compiler.ir import Buffer
 from compiler.memory import known_bytes
-from compiler.schedule import Step, in_registers
+from compiler.schedule import Step, in_registers, is_effect
 
 
 def reorder(graph: Graph, steps: Sequence[Step]) -> list[Step]:
@@ -60,8 +60,7 @@ def _sink(steps: list[Step]) -> list[Step]:
             made = set(step.writes())
             at = next((k for k, s in enumerate(done) if made & set(s.reads())), 0)
             changed = {b for s in done[:at] for b in s.writes()}
-            effect = any(isinstance(s, FallbackOp) and s.effect for s in done[:at])
-            if not effect and not changed & set(step.reads()):
+            if not any(map(is_effect, done[:at])) and not changed & set(step.reads()):
                 done.insert(at, step)
                 continue
         done.insert(0, step)

@@ -149,12 +149,13 @@ def _merge(group: Group, steps: list[Step]) -> bool:
             if small and all(_fits(m.op, whole, related=True) for m in group.members()):
                 step.outer, step.phases = whole.outer, whole.phases
                 return True
-        if reads & set(step.writes()) or _is_effect(step):
+        if reads & set(step.writes()) or is_effect(step):
             return False
     return False
 
 
-def _is_effect(step: Step) -> bool:
+def is_effect(step: Step) -> bool:
+    """Whether a step has effects: nothing may move across it."""
     return isinstance(step, FallbackOp) and step.effect
 
 
@@ -218,7 +219,7 @@ def _join(op: LoopOp, steps: list[Step]) -> bool:
     for step in reversed(steps):
         if isinstance(step, Group) and len(step.members()) < MOST_MEMBERS and _fits(op, step):
             return True
-        if reads & set(step.writes()) or _is_effect(step):
+        if reads & set(step.writes()) or is_effect(step):
             return False  # it needs what this step wrote, or must wait for what it does
         if any(b.kind == "input" for b in writes) and writes & {*step.reads(), *step.writes()}:
             return False

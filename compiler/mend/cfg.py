@@ -370,3 +370,14 @@ def always_leaves(body: Sequence[ast.stmt]) -> bool:
             case ast.With() if always_leaves(s.body):
                 return True
     return False
+
+
+def subexpressions(tree: ast.AST) -> list[ast.expr]:
+    """The expressions right below a tree, those in keywords and comprehensions among them."""
+    found: list[ast.expr] = []
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.expr):
+            found.append(child)
+        elif isinstance(child, ast.keyword | ast.comprehension):
+            found.extend(subexpressions(child))
+    return found

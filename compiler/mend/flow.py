@@ -107,7 +107,7 @@ class Flow:
                 return self.shares(tree.value, env)
             case ast.Call():
                 return self._call_shares(tree, env)
-        return self._shared_by(_parts(tree), env)
+        return self._shared_by(cfg.subexpressions(tree), env)
 
     def _shared_by(self, trees: Iterable[ast.expr], env: Env) -> set[str]:
         return set().union(*(self.shares(t, env) for t in trees))
@@ -235,13 +235,3 @@ def _root(tree: ast.AST) -> str:
     while isinstance(tree, ast.Attribute | ast.Subscript | ast.Call):
         tree = tree.func if isinstance(tree, ast.Call) else tree.value
     return tree.id if isinstance(tree, ast.Name) else OUTSIDE
-
-
-def _parts(tree: ast.AST) -> list[ast.expr]:
-    found: list[ast.expr] = []
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.expr):
-            found.append(child)
-        elif isinstance(child, ast.keyword | ast.comprehension):
-            found.extend(_parts(child))
-    return found

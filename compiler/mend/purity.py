@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from compiler.mend import cfg
 from compiler.mend.callees import Callees
 from compiler.mend.function import RUNTIME
 from compiler.mend.kinds import Env, Scope, Sort, sort_of
@@ -157,10 +158,13 @@ class Purity(Callees):
             case ast.Await() | ast.Yield() | ast.YieldFrom():
                 return impure("suspends the function")
             case ast.GeneratorExp() | ast.ListComp() | ast.SetComp() | ast.DictComp():
-                return GATED | self._all(_comprehended(tree), env)
+                return GATED | self._below(tree, env)
             case ast.JoinedStr() | ast.FormattedValue() | ast.Tuple() | ast.List() | ast.Dict():
-                return GATED | self._all(_children(tree), env)
-        return self._all(_children(tree), env)
+                return GATED | self._below(tree, env)
+        return self._below(tree, env)
+
+    def _below(self, tree: ast.AST, env: Env) -> Effect:
+        return self._all(cfg.subexpressions(tree), env)
 
     def _all(self, trees: Iterable[ast.expr], env: Env) -> Effect:
         effect = Effect()
@@ -189,7 +193,7 @@ class Purity(Callees):
         return GATED
 
     def _subscript(self, tree: ast.Subscript, env: Env) -> Effect:
-        effect = GATED | self.expression(tree.value, env) | self._all(_children(tree.slice), env)
+        effect = GATED | self.expression(tree.value, env) | self._below(tree.slice, env)
         base = sort_of(tree.value, env, self.scope)
         if base in (Sort.PYTHON, Sort.OBJECT):
             return effect
@@ -233,20 +237,6 @@ def _numbers(tree: ast.BinOp) -> bool:
         return isinstance(t, ast.Constant) and type(t.value) in (int, float)
 
     return number(tree.left) or number(tree.right)
-
-
-def _children(tree: ast.AST) -> list[ast.expr]:
-    found: list[ast.expr] = []
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.expr):
-            found.append(child)
-        elif isinstance(child, ast.keyword | ast.comprehension):
-            found.extend(_children(child))
-    return found
-
-
-def _comprehended(tree: ast.expr) -> Sequence[ast.expr]:
-    return _children(tree)
 
 
 WORDS = {
