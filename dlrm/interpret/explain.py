@@ -171,6 +171,11 @@ class Method:
     complete: bool = False
     baseline: bool = True
 
+    def __call__(self, request: Request) -> Found:
+        """Compute it, also where the caller has switched gradients off."""
+        with torch.enable_grad():
+            return self.compute(request)
+
 
 METHODS: dict[str, Method] = {
     "integrated_gradients": Method(
@@ -193,7 +198,7 @@ _runners: weakref.WeakKeyDictionary[DLRM, dict[bool, Runner]] = weakref.WeakKeyD
 
 def explain_predictions(
     model: nn.Module, batch: Batch, method: str = "integrated_gradients", *,
-    baseline: str = "samples", background: Batch | None = None, baselines: int = 16,
+    baseline: str = "mean", background: Batch | None = None, baselines: int = 32,
     steps: int = 50, samples: int = 0, by_id: bool = False, pairs: bool = False, layer: str = "",
     neuron: int = 0, train: Batch | None = None, checkpoints: Sequence[nn.Module] = (),
     rates: Sequence[float] = (), concepts: Mapping[str, Batch] | None = None,
@@ -223,37 +228,50 @@ def explain_predictions(
     ):  # fmt: skip
         if value < least:
             raise InputError(f"{name}: {value} must be at least {least}")
-    plain, compiled = unwrap(model)
-    chosen = METHODS[method]
-    filled = check_batch(plain, batch, missing)
-    points = points_of(plain, filled)
-    around = points if background is None else points_of(
-        plain, check_batch(plain, background, missing)
-    )  # fmt: skip
-    base = baseline_of(baseline, around, baselines, seed)
-    run = runner_of(plain, compiled)
     given = {
         "train": train, "checkpoints": checkpoints, "rates": rates, "concepts": concepts,
         "missing": missing,
     }  # fmt: skip
-    request = Request(
-        run, plain, points, filled, base, around, steps, samples, by_id, layer, neuron, seed,
-        quiet, given,
+    request = request_of(
+        model, batch, baseline, background, baselines, missing, seed,
+        steps=steps, samples=samples, by_id=by_id, layer=layer, neuron=neuron, quiet=quiet,
+        given=given,
     )  # fmt: skip
-    found = chosen.compute(request)
-    with torch.no_grad():
-        logit = run(points.dense, points.vectors)
-    start = base.logit(run)
+    found = METHODS[method](request)
     if pairs:
-        found["pairs"] = removal.pair_interactions(run, points, base, quiet)
+        found["pairs"] = removal.pair_interactions(request.run, request.points, request.base, quiet)
+    if missing is not None:
+        found["missing"] = torch.isnan(batch.dense)
+    return _explanation(method, request, found)
+
+
+def request_of(
+    model: nn.Module, batch: Batch, baseline: str = "mean", background: Batch | None = None,
+    baselines: int = 32, missing: float | None = None, seed: int = 0, **options: Any,
+) -> Request:  # fmt: skip
+    """What the methods need, from what a user has: see ``explain_predictions``."""
+    plain, compiled = unwrap(model)
+    filled = check_batch(plain, batch, missing)
+    points = around = points_of(plain, filled)
+    if background is not None:
+        around = points_of(plain, check_batch(plain, background, missing))
+    base = baseline_of(baseline, around, baselines, seed)
+    run = runner_of(plain, compiled)
+    return Request(run, plain, points, filled, base, around, seed=seed, **options)
+
+
+def _explanation(method: str, request: Request, found: Found) -> Explanation:
+    chosen = METHODS[method]
+    with torch.no_grad():
+        logit = request.run(request.points.dense, request.points.vectors)
+    start = request.base.logit(request.run)
     if chosen.complete:
         found["completeness_error"] = found["features"].sum(1) - (logit - start)
     return Explanation(
         method,
-        base.name if chosen.baseline else "",
+        request.base.name if chosen.baseline else "",
         logit,
         float(start) if chosen.baseline else None,
-        missing=torch.isnan(batch.dense) if missing is not None else None,
         **found,
     )
 

@@ -69,7 +69,8 @@ def _at(
     """logits (R,), neurons (R, H), the tap (R, H), and the inputs; all ready for gradients."""
     inputs = [dense.detach().requires_grad_(), vectors.detach().requires_grad_()]
     tap = vectors.new_zeros(len(vectors), width_of(run.head, layer), requires_grad=True)
-    logits, neurons = run.run(("tap", layer), lambda: Tapped(run.head, layer), *inputs, tap)
+    with torch.enable_grad():
+        logits, neurons = run.run(("tap", layer), lambda: Tapped(run.head, layer), *inputs, tap)
     return logits, neurons, tap, inputs
 
 
