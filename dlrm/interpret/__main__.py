@@ -136,9 +136,7 @@ def _speed(o: dict[str, Any]) -> int:
     from dlrm.interpret.speed import measure, show
 
     path = _json(o)
-    found = measure(
-        o["preset"], o["rows"], o["steps"], o["table_rows"], o["rounds"], o["threads"]
-    )
+    found = measure(o["preset"], o["rows"], o["steps"], o["table_rows"], o["rounds"], o["threads"])
     print(show(found))
     if path:
         write_json(path, {"command": shlex.join(sys.argv), **found.as_dict()})

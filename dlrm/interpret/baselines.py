@@ -1,9 +1,10 @@
 """Where an attribution starts: the point that "without this feature" means.
 
 An attribution says how the logit moved from a baseline to the sample, so its baseline should be a
-point that stands for "nothing special". Zero is not one for a DLRM: no training sample has only
-zero vectors, all interactions vanish there at once, and what all rows of a table have in common
-is then booked as an effect of that table, also of one that means nothing. See ``neutrality``.
+point that stands for "nothing special". Zero is not one for a DLRM, unless its bags are often empty:
+no sample has only zero vectors, all interactions vanish there at once, and what all rows of a table
+have in common is then booked as an effect of that table, also of one that means nothing. See
+``neutrality``, which says for a model and its data how far each baseline is off.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Neutrality:
     name: str
     logit: float  # at the baseline (the mean over its points)
     expected: float  # the mean logit over the background
-    distance: float  # from its points to the background, in mean distances to the background's mean
+    distance: (
+        float  # to the nearest row of the background, over the rows' mean distance to their mean
+    )
 
     @property
     def gap(self) -> float:

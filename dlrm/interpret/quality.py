@@ -61,7 +61,9 @@ def infidelity(request: Request, features: Tensor, removals: int = 20, seed: int
 
 def sensitivity(request: Request, method: str, tries: int = 5, seed: int = 0) -> float:
     """The largest relative change of a method's attributions in ``tries``, mean over samples."""
-    spread = [x.std(0, correction=0) for x in (request.background.dense, request.background.vectors)]
+    spread = [
+        x.std(0, correction=0) for x in (request.background.dense, request.background.vectors)
+    ]
 
     def moved(inputs: tuple[Tensor, ...], _: float = 0.0) -> tuple[Tensor, ...]:
         return tuple(

@@ -41,6 +41,7 @@ BY_FEATURE = (
     "integrated_gradients", "deeplift", "feature_ablation", "feature_permutation", "shapley",
     "kernel_shap",
 )  # fmt: skip
+EPOCHS, BATCH = 2, 128  # of the training
 SHARES = (0.0025, 0.01, 0.05)  # of the rows, looked at first for wrong labels
 
 
@@ -79,11 +80,11 @@ class Scores:
 def trained(dataset: Dataset, folder: Path, seed: int, quiet: bool = True) -> dict[str, Any]:
     """Train the tiny preset on ``dataset``, its checkpoints in ``folder``; the summary."""
     rows = len(dataset.splits["train"])
-    total = max(1, rows // 256)
+    total = max(4, EPOCHS * rows // BATCH)
     config = make_config(
-        "tiny", data="synthetic", samples=rows, batch_size=256, seed=seed, out=str(folder),
-        quiet=quiet, save_every=max(1, total // 4), keep=4, decay_start=total // 2,
-        decay_steps=max(1, total - total // 2), decay_power=1.0,
+        "tiny", data="synthetic", samples=rows, batch_size=BATCH, epochs=EPOCHS, seed=seed,
+        out=str(folder), quiet=quiet, save_every=total // 4, keep=4, decay_start=total // 2,
+        decay_steps=total - total // 2, decay_power=1.0,
     )  # fmt: skip
     return train(config, dataset)
 
@@ -109,9 +110,7 @@ def score(
         found = Scores(summary["auc"], summary["bayes_auc"])
         test = dataset.splits["test"].read(0, explained)
         around = dataset.splits["train"].read(0, min(background, samples))
-        for method, baseline in tqdm(
-            _runs(methods), desc="methods", unit="run", disable=quiet
-        ):
+        for method, baseline in tqdm(_runs(methods), desc="methods", unit="run", disable=quiet):
             found.features.append(score_method(model, dataset, test, around, method, baseline))
         request = request_of(model, test, "samples", around, 16, quiet=quiet)
         found.pairs = score_pairs(request, truth_of(dataset))

@@ -111,9 +111,7 @@ def measure(
     )  # fmt: skip
 
 
-def _contestants(
-    model: DLRM, base: Baseline, steps: int
-) -> dict[str, Callable[[Points], Tensor]]:
+def _contestants(model: DLRM, base: Baseline, steps: int) -> dict[str, Callable[[Points], Tensor]]:
     """Each gives attributions by feature: (B, D + F)."""
     captum = require_captum().IntegratedGradients(Head(model))
 
