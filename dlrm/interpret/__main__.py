@@ -3,7 +3,7 @@
 * ``python -m dlrm.interpret RUN --data … --html out.html``: a trained model explained on one page:
   baselines, feature importance, interactions, neurons, single predictions.
 * ``python -m dlrm.interpret score``: every method against planted truth.
-* ``python -m dlrm.interpret speed``: integrated gradients through the compiled model, beside Captum.
+* ``python -m dlrm.interpret speed``: integrated gradients of the compiled model, beside Captum.
 * ``python -m dlrm.interpret --matrix``: which method takes which form of input, and how.
 """
 
@@ -68,7 +68,7 @@ def _add_score(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--explained", type=int, default=500, help="test rows explained")
     flags.add_argument("--background", type=int, default=2000, help="training rows for baselines")
     flags.add_argument("--pooling-factor", type=float, default=1.0,
-                       help="mean ids in a bag; 1: always one, else Poisson, also none")  # fmt: skip
+                       help="mean ids in a bag; 1: always one, else Poisson")  # fmt: skip
     flags.add_argument("--methods", default="", help="some of them, with commas; all if empty")
     flags.add_argument("--seed", type=int, default=0, help="of data and weights")
     flags.add_argument("--json", default="", help="also write the figures to this file")

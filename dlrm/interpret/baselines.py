@@ -1,7 +1,7 @@
 """Where an attribution starts: the point that "without this feature" means.
 
 An attribution says how the logit moved from a baseline to the sample, so its baseline should be a
-point that stands for "nothing special". Zero is not one for a DLRM, unless its bags are often empty:
+point that stands for "nothing special". Zero is none for a DLRM, unless its bags are often empty:
 no sample has only zero vectors, all interactions vanish there at once, and what all rows of a table
 have in common is then booked as an effect of that table, also of one that means nothing. See
 ``neutrality``, which says for a model and its data how far each baseline is off.

@@ -14,18 +14,18 @@ With a wide part, ``e`` is ``dim + 1``: the last column is the table's own adden
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dlrm.batch import Batch
 from dlrm.errors import InputError
-from dlrm.interaction import CatInteraction, DotInteraction, LowRankCross
 from dlrm.model import DLRM
 
-Forward = Callable[..., Tensor]  # (dense (R, D), vectors (R, F, e)) to logits (R,)
+Layers = TypeVar("Layers", bound=nn.Module)
 
 
 def unwrap(model: nn.Module) -> tuple[DLRM, bool]:
@@ -181,16 +181,17 @@ class Head(nn.Module):
         for name, part in (("bottom", self.bottom), ("top", self.top)):
             if name == "top":
                 found["interaction"] = self.interaction
-            for i, layer in enumerate(part or ()):
+            layers: Sequence[nn.Module] = list(part or ())
+            for i, layer in enumerate(layers):
                 if not isinstance(layer, nn.Dropout):
                     found[f"{name}.{i}"] = layer
         return found
 
 
-def _frozen(module: nn.Module) -> nn.Module:
+def _frozen(module: Layers) -> Layers:
     """A copy whose parameters are the same memory, without gradients."""
     shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, shared)  # type: ignore[arg-type]
+    return copy.deepcopy(module, shared)
 
 
 def last_hidden(head: Head) -> str:
@@ -198,9 +199,3 @@ def last_hidden(head: Head) -> str:
     names = [name for name, layer in head.layers().items() if not name.startswith("bottom")]
     hidden = [name for name in names if name != "interaction"]
     return hidden[-2] if len(hidden) > 1 else "interaction"
-
-
-__all__ = [
-    "CatInteraction", "DotInteraction", "Forward", "Head", "LowRankCross", "Points", "check_batch",
-    "last_hidden", "points_of", "pool", "unwrap",
-]  # fmt: skip

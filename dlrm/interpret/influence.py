@@ -122,7 +122,7 @@ def _rows(
             gradient = gradient * weights.detach()[:, None]
     else:
         ids = inputs[0]
-    number, width = module.weight.shape  # type: ignore[union-attr, misc]
+    number, width = module.weight.shape
     columns = (ids[:, None] * width + torch.arange(width, device=ids.device)).flatten()
     rows = owner[:, None].expand(-1, width).flatten()
     values = gradient.flatten().cpu().numpy()

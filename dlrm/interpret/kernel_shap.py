@@ -1,10 +1,10 @@
 """KernelSHAP (Lundberg and Lee 2017) for a whole batch at once.
 
 Shapley values as the weighted least squares fit of the scores of coalitions, players in a coalition
-having the sample's values and the others the baseline's. Captum fits one sample after the other, and
-holds the two ends (nobody, everybody) by a large weight. Here all samples share their coalitions,
-hence one pseudo-inverse does for all; and the ends hold exactly, as one player's value is what the
-others leave (Covert and Lee 2021).
+having the sample's values and the others the baseline's. Captum fits one sample after the other,
+and holds the two ends (nobody, everybody) by a large weight. Here all samples share their
+coalitions, so one pseudo-inverse does for all; and the ends hold exactly, as one player's value is
+what the others leave (Covert and Lee 2021).
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def kernel_shap(
         for start in range(0, rows, size):
             here = slice(start, min(start + size, rows))
             inputs = players.part(here.start, here.stop)
-            score = sum(
+            scores = [
                 _scores(players, inputs, tuple(x[here] for x in one), member) for one in begin
-            ) / len(base)  # (n + 2, b)
+            ]
+            score = torch.stack(scores).mean(0)  # (n + 2, b)
             parts.append(_fit(score, member, weight))  # (b, M)
             bar.update(len(inputs[0]))
     by_input = torch.cat(parts).split(counts, dim=1)

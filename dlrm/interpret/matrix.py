@@ -2,8 +2,8 @@
 
 Three verdicts: *works* (Captum does it, on the head as elsewhere), *repaired* (Captum by itself
 raises, or gives something else without a word, and ours is right), *refused* (with the mend in the
-message, as no answer would be right). ``captum`` says what Captum's own call on the whole model does,
-where there is one. A test runs every cell.
+message, as no answer would be right). ``captum`` says what Captum's own call on the whole model
+does, where there is one. A test runs every cell.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ ALIKE: dict[str, tuple[str, str]] = {
     "ids without a Batch": ("refused", "make a Batch: ids outside a bag belong to no sample"),
 }
 OTHERWISE: dict[tuple[str, str], tuple[str, str]] = {
-    ("tracin", "compiled model"): ("works", "the model inside is used: gradients by sample need it"),
+    ("tracin", "compiled model"): ("works", "the model inside is used, for its layers' inputs"),
     ("tracin", "empty bags"): ("works", "a table that a sample has no id for has no gradient"),
     ("tracin", "weighted ids"): ("repaired", "weights scale the rows' gradients"),
     ("tracin", "no dense features"): ("works", "nothing is special about it"),

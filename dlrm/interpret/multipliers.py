@@ -76,9 +76,9 @@ def multipliers(points: Points, base: Baseline, method: Method, piece: int) -> M
 def integrated_gradients(run: Runner, steps: int = 50, slope: Slope | None = None) -> Method:
     """Gradients averaged along the straight line from the baseline (Sundararajan et al. 2017).
 
-    Gauss-Legendre nodes, as Captum's default: exact for polynomials of degree 2 ``steps`` - 1. Dense
-    features and table vectors move together, so that the attributions add up to the logit's change.
-    ``slope``: another gradient than the logit's.
+    Gauss-Legendre nodes, as Captum's default: exact for polynomials of degree 2 ``steps`` - 1.
+    Dense features and table vectors move together, so that the attributions add up to the logit's
+    change. ``slope``: another gradient than the logit's.
     """
 
     def of_logit(dense: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:

@@ -23,7 +23,7 @@ def with_neurons_at(run: Runner, layer: str, points: Points, values: Tensor) -> 
         logits, _ = run.run(
             ("tap", layer), lambda: Tapped(run.head, layer), points.dense, points.vectors, tap
         )
-    return logits  # type: ignore[no-any-return]
+    return logits
 
 
 def ablation_effect(run: Runner, layer: str, points: Points, background: Points) -> Tensor:

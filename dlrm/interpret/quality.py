@@ -1,8 +1,8 @@
 """Two measures of an attribution that need no truth (Yeh et al. 2019), by Captum's metrics.
 
-* infidelity: remove random features; the attributions of those removed should add up to the fall of
-  the logit. The mean squared difference, over the variance of those falls: 0 is perfect, 1 is as bad
-  as a constant.
+* infidelity: remove random features; the attributions of those removed should add up to the fall
+  of the logit. The mean squared difference, over the variance of those falls: 0 is perfect, 1 is as
+  bad as a constant.
 * sensitivity: how much the attributions change, at most, when the input moves a little, relative to
   their size.
 """

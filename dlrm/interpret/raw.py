@@ -1,7 +1,8 @@
 """Captum by itself on a DLRM, called as its documentation suggests: what comes out.
 
-These calls show why the head is cut off the tables. Each returns attributions, or raises what Captum
-raises; ``outcome`` says which of five things happened, and the matrix (``matrix.py``) records it.
+These calls show why the head is cut off the tables. Each returns attributions, or raises what
+Captum raises; ``outcome`` says which of five things happened, and the matrix (``matrix.py``)
+records it.
 
 A model of one id a bag can be given ids as a table (B, F), one column a feature; bags need offsets,
 whose first dimension is no sample's.
@@ -42,7 +43,7 @@ class ByColumn(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         offsets = torch.arange(len(ids) + 1).expand(ids.shape[1], -1)
-        return self.model(dense, list(ids.long().T.contiguous()), offsets)  # type: ignore[no-any-return]
+        return self.model(dense, list(ids.long().T.contiguous()), offsets)
 
 
 class Flat(nn.Module):
@@ -53,7 +54,7 @@ class Flat(nn.Module):
         self.model = model
 
     def forward(self, dense: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-        return self.model(dense, ids.long().split(offsets[:, -1].tolist()), offsets)  # type: ignore[no-any-return]
+        return self.model(dense, ids.long().split(offsets[:, -1].tolist()), offsets)
 
 
 @dataclass(frozen=True)
@@ -156,32 +157,35 @@ def _of_bags(method: str, **options: Any) -> Callable[[Case], Any]:
 def _layer(method: str, by_column: bool, *given: Any) -> Callable[[Case], Any]:
     def call(case: Case) -> Any:
         kind = getattr(_attr(), method)
-        if by_column:
-            dense, ids = case.columns()
-            return kind(ByColumn(case.model), case.layer()).attribute(
-                dense, *given, additional_forward_args=(ids,)
-            )
-        dense, ids, offsets, _ = case.bags.inputs()
-        return kind(case.model, case.layer()).attribute(
-            dense, *given, additional_forward_args=(ids, offsets)
-        )
+        model, dense, rest = _with_extras(case, by_column)
+        return kind(model, case.layer()).attribute(dense, *given, additional_forward_args=rest)
 
     return call
 
 
-def _deeplift(by_column: bool) -> Callable[[Case], Any]:
-    def call(case: Case) -> Any:
-        if by_column:
-            dense, ids = case.columns()
-            return (
-                _attr()
-                .DeepLift(ByColumn(case.model))
-                .attribute((dense, ids.float()), baselines=_zero(dense, ids.float()))
-            )
-        dense, ids, offsets, _ = case.bags.inputs()
-        return _attr().DeepLift(case.model).attribute(dense, additional_forward_args=(ids, offsets))
+def _with_extras(case: Case, by_column: bool) -> tuple[nn.Module, Tensor, tuple[Any, ...]]:
+    """What is called, its dense input, and the ids as extra arguments."""
+    if by_column:
+        columns = case.columns()
+        return ByColumn(case.model), columns[0], columns[1:]
+    dense, *rest = case.bags.inputs()[:3]
+    return case.model, dense, tuple(rest)
 
-    return call
+
+def deeplift_of_float_ids(case: Case) -> Any:
+    """DeepLIFT with ids among the inputs, as floats."""
+    dense, ids = case.columns()
+    return (
+        _attr()
+        .DeepLift(ByColumn(case.model))
+        .attribute((dense, ids.float()), baselines=_zero(dense, ids.float()))
+    )
+
+
+def deeplift_extra_bags(case: Case) -> Any:
+    """DeepLIFT with the ids of bags as extra arguments."""
+    model, dense, rest = _with_extras(case, by_column=False)
+    return _attr().DeepLift(model).attribute(dense, additional_forward_args=rest)
 
 
 def tracin_fast(case: Case) -> Tensor:
@@ -206,15 +210,15 @@ def _tracin(case: Case, sample_wise: bool) -> Tensor:
         loss_fn=nn.BCEWithLogitsLoss(reduction="sum" if sample_wise else "none"),
         batch_size=len(dense), sample_wise_grads_per_batch=sample_wise,
     )  # fmt: skip
-    return tracin.influence((dense, ids, label))  # type: ignore[no-any-return]
+    return tracin.influence((dense, ids, label))
 
 
 # (method, form of input): Captum's call
 CALLS: dict[tuple[str, str], Callable[[Case], Any]] = {
     ("integrated_gradients", "one id a bag"): gradients_of_float_ids,
     ("integrated_gradients", "bags"): layer_gradients_extra_bags,
-    ("deeplift", "one id a bag"): _deeplift(True),
-    ("deeplift", "bags"): _deeplift(False),
+    ("deeplift", "one id a bag"): deeplift_of_float_ids,
+    ("deeplift", "bags"): deeplift_extra_bags,
     ("layer_conductance", "one id a bag"): conductance_of_float_ids,
     ("layer_conductance", "bags"): _layer("LayerConductance", False),
     ("neuron_conductance", "one id a bag"): _layer("NeuronConductance", True, 0),

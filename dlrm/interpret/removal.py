@@ -66,7 +66,7 @@ def feature_ablation(
 
     def attribute(inputs: Values, begin: Values) -> Values:
         with torch.no_grad():
-            return ablation.attribute(inputs, baselines=begin, feature_mask=players.masks)  # type: ignore[no-any-return]
+            return ablation.attribute(inputs, baselines=begin, feature_mask=players.masks)
 
     return _averaged(players, points, base, 2048, "feature ablation", quiet, attribute)
 
@@ -105,7 +105,7 @@ def shapley_sampling(
 
     def attribute(inputs: Values, begin: Values) -> Values:
         with torch.no_grad():
-            return sampling.attribute(  # type: ignore[no-any-return]
+            return sampling.attribute(
                 inputs, baselines=begin, feature_mask=players.masks, n_samples=each
             )
 

@@ -17,7 +17,7 @@ from dlrm.interpret.head import Head
 SMALL, LARGE = 128, 2048  # rows of a piece
 # Heads of many models share the code that they compile from; past its limit Dynamo would go on
 # eagerly without a word.
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "recompile_limit": 1000,
     "accumulated_recompile_limit": 10_000,
     "fail_on_recompile_limit_hit": True,
@@ -71,7 +71,7 @@ def _compiled(module: nn.Module) -> Callable[..., Any]:
     fast = compiler.compile(module, dynamic=False, fullgraph=True)
 
     def call(*inputs: Tensor) -> Any:
-        with torch._dynamo.config.patch(**LIMITS):  # type: ignore[attr-defined]
+        with torch._dynamo.config.patch(**LIMITS):
             return fast(*inputs)
 
     return call

@@ -314,10 +314,9 @@ def show(found: Scores) -> str:
             f"{cell(s.infidelity):>10}{cell(s.sensitivity):>9}{s.seconds:>8.2f}"
         )
     lines += [
-        "values, ids, features: rank correlation with the planted effects, over samples, over ids "
-        "in bags, of the",
-        "features' sizes. null: size of null features over the error of the others: below 1 is zero "
-        "within the noise.",
+        "values, ids, features: rank correlation with the planted effects, over samples, over ids",
+        "in bags, of the features' sizes. null: size of null features over the error of the",
+        "others; below 1 is zero within the noise.",
         "",
         f"pairs: {found.pairs['precision']:.0%} of the planted pairs come first among "
         f"{found.pairs['of']} ({found.pairs['seconds']:.2f} s for 1000 samples): "

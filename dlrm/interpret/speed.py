@@ -1,8 +1,8 @@
 """Integrated gradients through the compiled model, beside eager Captum.
 
-All get the same head, tables looked up once: Captum as its users call it, with the path's points in
-one call or step by step; ours eager; ours compiled. They take turns, medians are shown, and all must
-agree. Nobody computes gradients of weights, which the head has frozen.
+All get the same head, tables looked up once: Captum as its users call it, with the path's points
+in one call or step by step; ours eager; ours compiled. They take turns, medians are shown, and all
+must agree. Nobody computes gradients of weights, which the head has frozen.
 """
 
 from __future__ import annotations

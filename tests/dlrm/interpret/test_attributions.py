@@ -90,7 +90,7 @@ def test_deeplift_adds_up_where_captums_does_not(variant: str) -> None:
     if variant == "no dense":
         return  # Captum takes no empty tensor
     head, points, base = cut(model, batch)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="require gradients|hooks"):
         parts, delta = captum.attr.DeepLift(head).attribute(
             (points.dense, points.vectors),
             baselines=(base.dense, base.vectors),

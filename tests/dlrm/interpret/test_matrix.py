@@ -113,7 +113,7 @@ def test_a_cell_is_repaired_where_captum_fails() -> None:
 def test_nan_is_refused_by_row_and_column() -> None:
     dense = BAGS.dense.clone()
     dense[3, 1] = float("nan")
-    with pytest.raises(InputError, match="row 3, column 1.*missing=NUMBER"):
+    with pytest.raises(InputError, match=r"row 3, column 1.*missing=NUMBER"):
         explain_predictions(MODEL, dataclasses.replace(BAGS, dense=dense))
 
 

@@ -17,7 +17,12 @@ from dlrm.interpret.importance import importance
 from dlrm.interpret.influence import influence, self_influence
 from dlrm.interpret.pruning import pruning_curve
 from dlrm.interpret.score import (
-    BY_FEATURE, flip_probability, score, score_method, score_neurons, score_pairs,
+    BY_FEATURE,
+    flip_probability,
+    score,
+    score_method,
+    score_neurons,
+    score_pairs,
 )  # fmt: skip
 from tests.dlrm.interpret.conftest import Planted
 
@@ -102,7 +107,10 @@ def test_tcav_knows_a_planted_concept_from_none(bags: Planted) -> None:
     planted = bags.truth.features.index("I1")
     top = effect[:, planted] > effect[:, planted].quantile(0.8)
     nothing = many.dense[:, bags.truth.features.index("I3")] > 0.8
-    concepts = {"high I1": many.take(top.nonzero()[:, 0]), "high I3": many.take(nothing.nonzero()[:, 0])}  # fmt: skip
+    concepts = {
+        name: many.take(rows.nonzero()[:, 0])
+        for name, rows in (("high I1", top), ("high I3", nothing))
+    }
     found = explain_predictions(
         bags.model, bags.test, "tcav", concepts=concepts, background=bags.background, samples=20,
         layer="top.1",
