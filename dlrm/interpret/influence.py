@@ -69,7 +69,7 @@ class SampleGradients:
 
 def sample_gradients(model: DLRM, batch: Batch, tables: bool = True) -> SampleGradients:
     """Gradients of each sample's log loss by all parameters of the model, dropout off."""
-    seen: list[tuple[nn.Module, tuple[Any, ...], Tensor]] = []
+    seen: list[tuple[Any, tuple[Any, ...], Tensor]] = []
     kinds = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
     modules = [m for m in model.modules() if isinstance(m, kinds)]
     owner_of = _tables_of(model)
@@ -109,8 +109,9 @@ def _tables_of(model: DLRM) -> dict[nn.Module, int]:
 
 
 def _rows(
-    module: nn.Module, inputs: tuple[Any, ...], gradient: Tensor, length: Tensor
-) -> sparse.csr_matrix:
+    module: nn.Embedding | nn.EmbeddingBag, inputs: tuple[Any, ...], gradient: Tensor,
+    length: Tensor,
+) -> sparse.csr_matrix:  # fmt: skip
     """A lookup's gradient by sample: (B, rows * width)."""
     owner = torch.repeat_interleave(torch.arange(len(length), device=length.device), length)
     if isinstance(module, nn.EmbeddingBag):

@@ -57,7 +57,7 @@ def width_of(head: Head, layer: str) -> int:
     if layer not in layers:
         raise InputError(f"layer: {layer!r} is none of {', '.join(layers)}")
     if layer == "interaction":
-        return int(head.interaction.out_features)  # type: ignore[arg-type]
+        return int(head.interaction.out_features)
     part, number = layer.split(".")
     before = [m for m in getattr(head, part)[: int(number) + 1] if isinstance(m, nn.Linear)]
     return int(before[-1].out_features)
