@@ -10,6 +10,7 @@ import numpy as np
 
 from dlrm.batch import Batch
 
+Names = tuple[str, ...]
 Ranges = Sequence[tuple[int, int]]  # of rows: from the first on, up to the second
 
 
@@ -61,6 +62,7 @@ class Dataset:
     fingerprint: str  # hex digest of the source and of the settings
     truth: object | None = None  # the planted truth, of synthetic data only
     info: Mapping[str, object] = field(default_factory=dict)  # counts and settings, for printing
+    id_names: Mapping[str, Names] = field(default_factory=dict)  # what a table's ids stand for
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.table_names):
