@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.interpret import dot_path
 from dlrm.interpret.baselines import Baseline
 from dlrm.interpret.head import Points
 from dlrm.interpret.rescale import Rescale
@@ -73,22 +74,31 @@ def multipliers(points: Points, base: Baseline, method: Method, piece: int) -> M
     return Multipliers(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
+def nodes_of(steps: int) -> tuple[Tensor, Tensor]:
+    """Places on a line from 0 to 1 and their weights (steps,): Gauss-Legendre, Captum's default.
+
+    Exact for polynomials of degree 2 ``steps`` - 1.
+    """
+    nodes, shares = np.polynomial.legendre.leggauss(steps)
+    alphas = torch.tensor((1 + nodes) / 2, dtype=torch.float32)
+    return alphas, torch.tensor(shares / 2, dtype=torch.float32)
+
+
 def integrated_gradients(run: Runner, steps: int = 50, slope: Slope | None = None) -> Method:
     """Gradients averaged along the straight line from the baseline (Sundararajan et al. 2017).
 
-    Gauss-Legendre nodes, as Captum's default: exact for polynomials of degree 2 ``steps`` - 1.
     Dense features and table vectors move together, so that the attributions add up to the logit's
     change. ``slope``: another gradient than the logit's.
     """
+    if slope is None and dot_path.applies(run.head):
+        return _along_dot_path(run, steps)
+    alphas, weights = nodes_of(steps)
 
     def of_logit(dense: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
         line = [dense.requires_grad_(), vectors.requires_grad_()]
         return gradients(run(*line), line)
 
     slope = slope or of_logit
-    nodes, shares = np.polynomial.legendre.leggauss(steps)
-    alphas = torch.tensor((1 + nodes) / 2, dtype=torch.float32)
-    weights = torch.tensor(shares / 2, dtype=torch.float32)
 
     def method(
         dense: Tensor, vectors: Tensor, dense0: Tensor, vectors0: Tensor
@@ -98,19 +108,64 @@ def integrated_gradients(run: Runner, steps: int = 50, slope: Slope | None = Non
         for start in range(0, steps, together):
             alpha = alphas[start : start + together].to(dense.device)
             weight = weights[start : start + together].to(dense.device)
-            line = [
-                torch.lerp(x0, x, alpha.view(-1, *[1] * x.dim())).flatten(0, 1)
-                for x, x0 in ((dense, dense0), (vectors, vectors0))
-            ]  # (a * n, D), (a * n, F, e)
+            line = _between(alpha, (dense, vectors), (dense0, vectors0))
             for sum_, gradient in zip(sums, slope(*line), strict=True):
-                by_step = gradient.view(len(alpha), *sum_.shape)
-                if len(alpha) == 1:
-                    sum_.add_(by_step[0], alpha=float(weight))
-                else:
-                    sum_.add_(torch.einsum("a,a...->...", weight, by_step))
+                _add(sum_, weight, gradient)
         return sums
 
     return method
+
+
+def _along_dot_path(run: Runner, steps: int) -> Method:
+    """The same, less what ``dot_path`` takes out of the steps."""
+    alphas, weights = nodes_of(steps)
+    step, dim = run.module("step", lambda: dot_path.Step(run.head)), run.head.dim
+    step.refresh()
+
+    def method(
+        dense: Tensor, vectors: Tensor, dense0: Tensor, vectors0: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        together = max(1, run.rows // len(dense))
+        sums = torch.zeros_like(dense), torch.ones_like(vectors)  # the wide part's slope is 1
+        plain, plain0 = vectors[:, :, :dim], vectors0[None, :, :dim]
+        with torch.no_grad():
+            line = dot_path.Line(step, plain0, plain - plain0)
+        through = torch.zeros_like(plain)  # what comes through the products with the bottom MLP
+        for start in range(0, steps, together):
+            alpha = alphas[start : start + together].to(dense.device)
+            weight = weights[start : start + together].to(dense.device)
+            here = [
+                x.requires_grad_()
+                for x in (
+                    line.before(alpha),
+                    *_between(alpha, (dense, plain), (dense0, plain0)),
+                )
+            ]
+            found = gradients(run.run("step", lambda: step, *here), here)
+            line.add(alpha, weight, found[0])
+            _add(sums[0], weight, found[1])
+            _add(through, weight, found[2])
+        sums[1][:, :, :dim] = through + line.gradient()
+        return sums
+
+    return method
+
+
+def _between(alpha: Tensor, stop: tuple[Tensor, ...], start: tuple[Tensor, ...]) -> list[Tensor]:
+    """Points at places (a,) of the lines from ``start`` to ``stop`` (n, ...): (a * n, ...)."""
+    return [
+        torch.lerp(x0, x, alpha.view(-1, *[1] * x.dim())).flatten(0, 1)
+        for x, x0 in zip(stop, start, strict=True)
+    ]
+
+
+def _add(total: Tensor, weight: Tensor, gradient: Tensor) -> None:
+    """Add gradients (a * n, ...) of steps of these weights (a,) to a total (n, ...)."""
+    by_step = gradient.view(len(weight), *total.shape)
+    if len(weight) == 1:
+        total.add_(by_step[0], alpha=float(weight))
+    else:
+        total.add_(torch.einsum("a,a...->...", weight, by_step))
 
 
 def deeplift(run: Runner) -> Method:

@@ -7,13 +7,14 @@ results are dropped. Gradients flow through to the inputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dlrm.interpret.head import Head
 
+Module = TypeVar("Module", bound=nn.Module)
 SMALL, LARGE = 128, 2048  # rows of a piece
 # Heads of many models share the code that they compile from; past its limit Dynamo would go on
 # eagerly without a word.
@@ -29,21 +30,28 @@ class Runner:
 
     def __init__(self, head: Head, compiled: bool = False, rows: int = LARGE) -> None:
         self.head, self.compiled, self.rows = head, compiled, rows
-        self._made: dict[Any, Callable[..., Any]] = {}
+        self._modules: dict[Any, nn.Module] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits (R,) of dense (R, D) and vectors (R, F, e)."""
         return self.run("head", lambda: self.head, dense, vectors)
+
+    def module(self, key: Any, make: Callable[[], Module]) -> Module:
+        """``make()``, made at the first call with this key."""
+        if key not in self._modules:
+            self._modules[key] = make().eval()
+        return self._modules[key]  # type: ignore[return-value]
 
     def run(self, key: Any, make: Callable[[], nn.Module], *inputs: Tensor) -> Any:
         """``make()(*inputs)``, in pieces along the first dimension; it is made and compiled once.
 
         A module that returns a tuple gives a tuple.
         """
-        if key not in self._made:
-            module = make().eval()
-            self._made[key] = _compiled(module) if self.compiled else module
-        call = self._made[key]
+        if key not in self._calls:
+            module = self.module(key, make)
+            self._calls[key] = _compiled(module) if self.compiled else module
+        call = self._calls[key]
         size = len(inputs[0])
         piece = SMALL if size <= SMALL else self.rows
         if not self.compiled and size <= self.rows:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import captum.attr
 import pytest
@@ -53,7 +54,7 @@ def test_ids_of_a_bag_add_up_to_its_table(variant: str) -> None:
             torch.testing.assert_close(total[full], of_table[full], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["dot", "cross", "wide", "mixed"])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("no dense", "no tables")])
 def test_integrated_gradients_are_captums_on_the_head(variant: str) -> None:
     model = a_model(variant)
     batch = a_batch(model)
@@ -65,6 +66,21 @@ def test_integrated_gradients_are_captums_on_the_head(variant: str) -> None:
     torch.testing.assert_close(
         found.features, torch.cat([dense, vectors.sum(2)], 1).float(), atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"interaction": "dot_self"}, {"wide": True}])
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_integrated_gradients_without_dense_features(changes: dict[str, Any], size: int) -> None:
+    model = a_model("no dense", **changes)
+    batch = a_batch(model, size)
+    head, points, base = cut(model, batch)
+    vectors = captum.attr.IntegratedGradients(lambda v: head(points.dense[:1].expand(len(v), 0), v))
+    found = explain_predictions(model, batch)
+    torch.testing.assert_close(
+        found.features,
+        vectors.attribute(points.vectors, baselines=base.vectors).sum(2).float(),
+        atol=1e-5, rtol=1e-5,
+    )  # fmt: skip
 
 
 def test_completeness_error_is_reported_and_falls_with_the_steps() -> None:
@@ -242,7 +258,7 @@ def test_a_model_that_adds_up_has_no_pairs() -> None:
     assert found.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("variant", ["cross", "wide", "no dense"])
+@pytest.mark.parametrize("variant", ["cross", "wide", "dot_self", "no dense"])
 def test_compiled_is_equal(variant: str) -> None:
     model = a_model(variant)
     batch = a_batch(model)

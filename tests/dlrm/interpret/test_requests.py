@@ -1,5 +1,6 @@
 """What ``explain_predictions`` refuses, and what it leaves alone."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_follows_the_models_weights() -> None:
     changed = explain_predictions(model, BATCH)
     torch.testing.assert_close(changed.logit, model(*BATCH.inputs()).detach())
     assert not torch.allclose(before, changed.features)
+    fresh = explain_predictions(copy.deepcopy(model), BATCH)
+    torch.testing.assert_close(changed.features, fresh.features)
     model.top[0].weight = torch.nn.Parameter(model.top[0].weight.detach() * 2)  # other memory
     torch.testing.assert_close(
         explain_predictions(model, BATCH).logit, model(*BATCH.inputs()).detach()
