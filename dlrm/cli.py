@@ -29,8 +29,10 @@ def integers(text: str) -> tuple[int, ...]:
     """
     values: list[int] = []
     for item in filter(None, text.split(",")):
-        number, _, times = item.partition("*")
-        values += [int(number)] * (int(times) if times else 1)
+        number, star, times = item.partition("*")
+        if star and not 0 < int(times) <= 1 << 20:
+            raise ValueError(f"{times} is no number of times")
+        values += [int(number)] * (int(times) if star else 1)
     return tuple(values)
 
 
