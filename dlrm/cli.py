@@ -143,6 +143,10 @@ def run(command: Callable[[], int]) -> int:
     except MemoryError as error:
         print(f"error: not enough memory: {error}; ask for less at a time", file=sys.stderr)
         return 2
+    except UnicodeEncodeError as error:
+        bad = ascii(error.object[error.start : error.end])
+        print(f"error: a name has bytes that are not UTF-8 ({bad}): rename it", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         return 141
     except OSError as error:
