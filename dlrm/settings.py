@@ -113,6 +113,8 @@ class TrainConfig:
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
                 flag = "--" + f.name.replace("_", "-")
+                if isinstance(value, str) and _not_text(value):
+                    raise InputError(f"{flag}: {value!r} has bytes that are not UTF-8; rename it")
                 if isinstance(value, float) and not 0 <= value < float("inf"):
                     raise InputError(f"{flag}: {value} must be 0 or more, and finite")
                 if isinstance(value, int) and not 0 <= value < 2**63:
@@ -160,6 +162,11 @@ class TrainConfig:
         """A short digest of ``fate()`` and the length of the run."""
         told = {**self.fate(), "epochs": self.run.epochs, "steps": self.run.steps}
         return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())
+
+
+def _not_text(value: str) -> bool:
+    """Whether there are stray bytes in it, as a name of a file may have."""
+    return any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -6,6 +6,7 @@ In a notebook: ``summary = train(make_config("tiny", data="synthetic", out="run"
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -22,8 +23,9 @@ from dlrm.config import PRESETS, DLRMConfig
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.datasets.planted import PlantedTruth
+from dlrm.diagnose import TrainingDiverged
 from dlrm.errors import InputError
-from dlrm.files import named, require_writable, write_json, write_text
+from dlrm.files import named, remove, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
@@ -100,14 +102,23 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
     lock: IO[str] | None = None
+    made = [path for path in (out, *out.absolute().parents) if not path.exists()]
+    refused = False
     try:
         trainer = Trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
         out.mkdir(parents=True, exist_ok=True)
         lock = _lock(out)
-        _begin(config, trainer, origin)
         try:
+            _begin(config, trainer, origin)
+            if origin is not None:
+                trainer.find_best(origin)
             trainer.fit()
+        except TrainingDiverged:
+            raise  # its log shows how
+        except (InputError, MemoryError):
+            refused = not checkpoint.steps(out) and not (out / "best").exists()
+            raise
         except OSError:
             if kept := checkpoint.steps(out):
                 report.warn(f"the last checkpoint is {kept[-1]}; --resume auto goes on from it")
@@ -118,8 +129,19 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         return summary
     finally:
         report.close()
+        if refused:
+            _remove_ours(out, made)
         if lock is not None:
             lock.close()
+
+
+def _remove_ours(out: Path, made: list[Path]) -> None:
+    """Leave nothing of a run that saved nothing, nor the folders that were made for it."""
+    for name in OURS:
+        remove(out / name)
+    for folder in made:
+        with contextlib.suppress(OSError):  # somebody has put something there
+            folder.rmdir()
 
 
 def _check_out(config: TrainConfig) -> None:
@@ -140,8 +162,12 @@ def _check_out(config: TrainConfig) -> None:
     for flag, name in (("--log-json", config.run.log_json), ("--profile", config.run.profile)):
         if name and (Path(name).is_dir() or not Path(name).absolute().parent.is_dir()):
             raise InputError(f"{flag}: {name} must be a file in a folder that exists")
+        if name:
+            require_writable(Path(name), flag)
     if config.run.tensorboard and Path(config.run.tensorboard).is_file():
         raise InputError(f"--tensorboard: {config.run.tensorboard} is a file; name a folder")
+    if config.run.tensorboard:
+        require_writable(Path(config.run.tensorboard), "--tensorboard")
     if config.run.resume and config.run.overwrite:
         raise InputError("--resume and --overwrite contradict each other: give one")
 
@@ -152,7 +178,8 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
     if not resume:
         return None
     if resume != "auto":
-        path = checkpoint.resolve(resume)
+        kept = checkpoint.steps(Path(resume))
+        path = kept[-1] if kept else checkpoint.resolve(resume)
         trainer.restore(path, checkpoint.read_state(path))
         return path
     damaged = []
