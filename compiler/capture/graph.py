@@ -50,12 +50,28 @@ class Input:
         return inplace if self.obj.is_inference() else self.fake._version != self.version
 
 
+class Level:
+    """A graph under construction, and the modules that it names: the whole, or an operator's."""
+
+    def __init__(self) -> None:
+        self.graph, self.module = fx.Graph(), nn.Module()
+
+    def attach(self, name: str, gm: fx.GraphModule) -> fx.Node:
+        """A node for the graph of a function that is passed to an operator."""
+        count = 0
+        while hasattr(self.module, f"{name}_{count}"):
+            count += 1
+        setattr(self.module, f"{name}_{count}", gm)
+        return self.graph.create_node("get_attr", f"{name}_{count}")
+
+
 class CapturedGraph:
-    """Nodes, inputs and the shape environment of one capture."""
+    """Nodes, inputs and the shape environment of one capture; ``level`` is where nodes go."""
 
     def __init__(self, trace: Trace, unit: Unit) -> None:
         self.trace, self.unit = trace, unit
-        self.graph = fx.Graph()
+        self.root = self.level = Level()
+        self.graph = self.root.graph
         self.shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self.shapes)
         self.inputs: list[Input] = []
@@ -71,7 +87,7 @@ class CapturedGraph:
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: bool = False
     ) -> fx.Node:
         op = "call_method" if method else "call_function"
-        return self.graph.create_node(op, target, args, kwargs)
+        return self.level.graph.create_node(op, target, args, kwargs)
 
     def operations(self) -> int:
         return sum(node.op.startswith("call") for node in self.graph.nodes)
@@ -239,7 +255,7 @@ class CapturedGraph:
         tensors = any(
             isinstance(node.meta.get("example_value"), torch.Tensor) for node in self.graph.nodes
         )
-        gm = fx.GraphModule(nn.Module(), self.graph)
+        gm = fx.GraphModule(self.root.module, self.graph)
         text = gm.print_readable(print_output=False)
         # of sizes alone there is nothing to compile
         run = self._call_backend(backend, gm) if tensors else gm.forward

@@ -58,6 +58,7 @@ class Trace:
         self.compiling = self.asked_compiling = False  # what is_compiling() says; if it was asked
         self.trials = 0  # how many branches were asked about: see mended
         self.refused: set[int] = set()  # those, by number, that cannot be captured
+        self.sealed = 0  # values made before this serial must not change: see regions
         self.tensors = extension(self)
 
     # ---- values from outside
@@ -263,6 +264,8 @@ class Trace:
 
     def mutate(self, value: Value) -> None:
         """Note that a value changes; one from outside is written back at the end."""
+        if self.sealed and (value.source is not None or value.serial < self.sealed):
+            raise Unsupported("a change within an operator of what stands outside of it")
         if value.frozen:
             raise Unsupported("a change of an object whose __dict__ was read")
         if value.source is not None:

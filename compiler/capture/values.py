@@ -8,14 +8,14 @@ that no more is guarded than was used.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from compiler.capture.sources import Source
 
-if TYPE_CHECKING:
-    pass
+serials = itertools.count(1)
 
 
 class Unsupported(Exception):
@@ -47,7 +47,13 @@ class Value:
     cls: type = object
     source: Source | None = None
     born: int = 0
+    serial: int  # greater for values made later
     frozen = False  # not to be changed here
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.serial = next(serials)
+        return made
 
 
 class Null(Value):
