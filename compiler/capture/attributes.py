@@ -7,13 +7,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.values import (
+    ByIdentity,
     Constant,
     DictValue,
     FunctionValue,
     Known,
     ListValue,
+    MappingValue,
     MethodValue,
     NamedMethod,
+    NamespaceValue,
     NotConstant,
     ObjectValue,
     PartialValue,
@@ -26,6 +29,7 @@ from compiler.capture.values import (
     Value,
     constant,
     look,
+    raising,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
         return found
     if isinstance(owner, ObjectValue):
         return object_attribute(frame, owner, name)
+    if isinstance(owner, ByIdentity):  # a tensor without it
+        return None
     if isinstance(owner, SuperValue):
         return _super_attribute(frame, owner, name)
     if isinstance(owner, Known):
@@ -102,6 +108,11 @@ def class_attribute(frame: Frame, cls: type, name: str) -> Any:
     return found
 
 
+def held(value: Value) -> Value:
+    """The dictionary that an instance of a subclass of dict is; other values as they are."""
+    return value.inner if isinstance(value, MappingValue) else value
+
+
 def special(frame: Frame, value: Value, name: str) -> Value | None:
     """A method that an operator calls, looked up on the class alone; None if there is none."""
     if not isinstance(value, ObjectValue):
@@ -134,8 +145,10 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        if owner.obj is None or owner.changed or owner.source is None:
-            raise Unsupported("the __dict__ of an object that is new or changed")
+        if owner.obj is None:
+            return NamespaceValue(owner)
+        if owner.changed or owner.source is None:
+            raise Unsupported("the __dict__ of an object that is changed")
         table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
         table.frozen = owner.frozen = True  # two names of the same: neither may change
         return table
@@ -198,7 +211,8 @@ def exception_arguments(exception: ObjectValue) -> list[Value]:
 def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
     """From the instance itself: as it was set here, else as it is outside."""
     if name in owner.attributes:
-        return look(owner.attributes[name])
+        set_here = owner.attributes[name]
+        return None if set_here is None else look(set_here)
     if owner.obj is None:
         return None
     trace, source = frame.trace, owner.source
@@ -226,6 +240,18 @@ def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
     return value
 
 
+def own_attributes(frame: Frame, owner: ObjectValue) -> dict[str, Value]:
+    """All that an instance keeps in its ``__dict__``, as it is now, in order."""
+    names = [] if owner.obj is None else list(owner.obj.__dict__)
+    if owner.obj is not None:
+        assert owner.source is not None
+        known = frame.trace.constants.name(names)
+        frame.trace.guards.add(f"list({{}}.__dict__) == {known}", owner.source)
+    names += [name for name in owner.changed if name not in names]
+    found = {name: _own(frame, owner, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def set_attribute(frame: Frame, owner: Value, name: str, value: Value) -> None:
     if frame.trace.tensors.set_attribute(frame, owner, name, value):
         return
@@ -251,10 +277,22 @@ def set_own(frame: Frame, owner: ObjectValue, name: str, value: Value) -> None:
         raise Unsupported(f"the descriptor {name} of {owner.cls.__name__}")
     if not slot and "__dict__" not in dir(owner.cls):
         raise Unsupported(f"setting {name}, which is no slot")
-    if owner.cls.__mro__[-2].__module__ == "builtins":
+    if owner.cls.__mro__[-2].__module__ == "builtins" and not isinstance(owner, MappingValue):
         raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
     frame.trace.mutate(owner)
     owner.attributes[name] = value
+    owner.changed[name] = None
+
+
+def delete_own(frame: Frame, owner: ObjectValue, name: str) -> None:
+    """``object.__delattr__``."""
+    found = class_attribute(frame, owner.cls, name)
+    if found is not _ABSENT and hasattr(type(found), "__delete__"):
+        raise Unsupported(f"deleting {name} of a {owner.cls.__name__}")
+    if _own(frame, owner, name) is None:
+        raise raising(AttributeError, None)
+    frame.trace.mutate(owner)
+    owner.attributes[name] = None
     owner.changed[name] = None
 
 

@@ -24,6 +24,7 @@ from compiler.capture.values import (
     DictValue,
     Known,
     ListValue,
+    MappingValue,
     SequenceValue,
     SetValue,
     SliceValue,
@@ -70,6 +71,8 @@ def iterator(frame: Frame, value: Value) -> IteratorValue:
         made = look(frame.call(method, [value]))
         if isinstance(made, IteratorValue):
             return made
+    elif isinstance(value, MappingValue):
+        return iterator(frame, value.inner)
     raise Unsupported(f"iterating over a {value.cls.__name__}")
 
 
