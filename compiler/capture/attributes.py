@@ -145,13 +145,7 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        if owner.obj is None:
-            return NamespaceValue(owner)
-        if owner.changed or owner.source is None:
-            raise Unsupported("the __dict__ of an object that is changed")
-        table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
-        table.frozen = owner.frozen = True  # two names of the same: neither may change
-        return table
+        return namespace(frame, owner)
     if name == "args" and issubclass(owner.cls, BaseException):
         return TupleValue(exception_arguments(owner))
     found = class_attribute(frame, owner.cls, name)
@@ -240,16 +234,17 @@ def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
     return value
 
 
-def own_attributes(frame: Frame, owner: ObjectValue) -> dict[str, Value]:
-    """All that an instance keeps in its ``__dict__``, as it is now, in order."""
-    names = [] if owner.obj is None else list(owner.obj.__dict__)
-    if owner.obj is not None:
-        assert owner.source is not None
-        known = frame.trace.constants.name(names)
-        frame.trace.guards.add(f"list({{}}.__dict__) == {known}", owner.source)
-    names += [name for name in owner.changed if name not in names]
-    found = {name: _own(frame, owner, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+def namespace(frame: Frame, owner: ObjectValue) -> NamespaceValue:
+    """``owner.__dict__``."""
+    if owner.obj is None:
+        return NamespaceValue(owner, {})
+    trace, held = frame.trace, owner.obj.__dict__
+    assert owner.source is not None
+    step = owner.source.attribute("__dict__")
+    if not all(type(name) is str for name in held):
+        raise Unsupported("a __dict__ with names that are no texts")
+    trace.guards.add(f"list({{}}) == {trace.constants.name(list(held))}", step)
+    return NamespaceValue(owner, {k: trace.lazy(v, step.item(k)) for k, v in held.items()})
 
 
 def set_attribute(frame: Frame, owner: Value, name: str, value: Value) -> None:

@@ -41,7 +41,8 @@ _OWN = ("compiler.capture.polyfills",)
 _TORCH = (  # of torch's own Python
     "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
     "torch.nn.utils.rnn", "torch.nn.functional", "torch.functional", "torch.backends.mha",
-    "torch.jit._trace", "torch.nn.utils.parametrize", "torch.nn.utils.parametrizations",
+    "torch.jit._trace", "torch.fx._symbolic_trace", "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import types
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from compiler.capture.attributes import own_attributes, special
+from compiler.capture.attributes import namespace, special
 from compiler.capture.values import (
     ByIdentity,
     Constant,
@@ -94,7 +94,7 @@ def _object(frame: Frame, value: ObjectValue, kept: Any, part: Any, way: str) ->
     if ways or slots or issubclass(cls, BaseException) or isinstance(value, ByIdentity):
         raise Unsupported(f"copying a {cls.__name__}")
     made = kept(ObjectValue(cls))
-    for name, content in own_attributes(frame, value).items():
+    for name, (_, content) in namespace(frame, value).entries.items():
         made.attributes[name] = part(content)
         made.changed[name] = None
     return made

@@ -79,6 +79,7 @@ class CapturedGraph:
         self.arguments: list[tuple[Source, fx.Node, Any]] = []  # of the graph, in order
         self.symbols: dict[Any, tuple[Source, fx.Node]] = {}
         self._anchor = self.graph._root  # placeholders go behind this one
+        self._seen_guards = 0
         guard_state(trace)
 
     # ---- nodes
@@ -172,6 +173,13 @@ class CapturedGraph:
         """The placeholder of a size that is a plain symbol."""
         found = self.symbols.get(size.node.expr)
         return found[1] if found else None
+
+    def refuse_data(self) -> None:
+        """Refuse what fake tensors took out of the data of one, such as a size given as a tensor."""
+        guards = self.shapes.guards
+        new, self._seen_guards = guards[self._seen_guards :], len(guards)
+        if any(symbol not in self.symbols for guard in new for symbol in guard.expr.free_symbols):
+            raise Unsupported("a number that is read out of a tensor")
 
     # ---- guards
 

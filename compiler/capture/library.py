@@ -162,6 +162,14 @@ def _(frame: Frame, owner: Value, name: Value) -> Value | None:
     return found
 
 
+@handles(object.__new__)
+def _(frame: Frame, cls: Value, *args: Value) -> Value:
+    kind = constant(cls)
+    if args or not plain(kind):
+        raise Unsupported(f"making a {kind.__name__}")
+    return ObjectValue(kind)
+
+
 @handles(object.__init__)
 def _(frame: Frame, owner: Value, *args: Value) -> Value:
     if args or not isinstance(owner, ObjectValue):
@@ -238,8 +246,10 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
         exception.arguments = list(args)
         return exception
     base = mapping_base(cls)
-    usual_call: Any = type(cls).__call__
-    if not (plain(cls) or base) or usual_call is not type.__call__:
+    of_metaclass: Any = type(cls).__call__
+    if isinstance(of_metaclass, types.FunctionType):
+        return look(frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs))
+    if not (plain(cls) or base) or of_metaclass is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls) if base is None else MappingValue(cls, base)
     value.born = frame.trace.clock

@@ -188,7 +188,7 @@ MEANINGS[torch.compiler.is_dynamo_compiling] = _is_compiling
 _answers(
     False, torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting,
     torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
-    torch.overrides.has_torch_function_variadic,
+    torch.overrides.has_torch_function_variadic, torch.fx._symbolic_trace.is_fx_tracing,
 )  # fmt: skip
 _answers(None, torch._C._log_api_usage_once, torch._C._get_tracing_state)
 

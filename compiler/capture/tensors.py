@@ -204,6 +204,7 @@ class Tensors(Extension):
             text = str(error).strip().split("\n")[0]
             name = method or getattr(target, "__name__", str(target))
             raise Unsupported(f"{name}: {type(error).__name__}: {text}") from error
+        self.graph.refuse_data()
         changes = _changes(method or getattr(target, "__name__", ""), kwargs)
         if not changes and found is not None and not _symbolic(found):
             return self.result(None, found)

@@ -346,18 +346,22 @@ class MappingValue(ObjectValue):
 
 
 class NamespaceValue(DictValue):
-    """The ``__dict__`` of an object that is made here; it is not changed by this name."""
+    """The ``__dict__`` of an object as it is now, which is not changed by this name.
+
+    ``before``: what an object from outside had in it.
+    """
 
     frozen = True
 
-    def __init__(self, owner: ObjectValue) -> None:
+    def __init__(self, owner: ObjectValue, before: dict[str, Value]) -> None:
         super().__init__({})
-        self.owner = owner
+        self.owner, self.before = owner, before
 
     @property  # type: ignore[override]
     def entries(self) -> dict[Any, tuple[Value, Value]]:
         slots = {n for base in self.owner.cls.__mro__ for n in base.__dict__.get("__slots__", ())}
-        own = self.owner.attributes.items()
+        changed = {k: v for k, v in self.owner.attributes.items() if k in self.owner.changed}
+        own = {**self.before, **changed}.items()
         return {k: (Constant(k), v) for k, v in own if v is not None and k not in slots}
 
     @entries.setter
