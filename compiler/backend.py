@@ -2,6 +2,7 @@
 
     Dynamo's FX graph ─ patterns ─► fused operations in it ─ AOTAutograd ─► two ATen graphs,
     forward and backward ─ lower ─► loop IR ─ schedule ─► groups ─ codegen ─► C++ ─ build ─► a call
+                                                                      └─► Triton, on a GPU ─► a call
 
 AOTAutograd (PyTorch's) traces the backward pass and cuts the joint graph in two. Each half goes
 through ``compile_graph`` here, the whole path from ATen to native code.
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, fx
 
 from compiler import compat, patterns
-from compiler.codegen.wrapper import Module, generate
+from compiler.codegen.wrapper import generate
 from compiler.graph import Graph
+from compiler.kernels.triton import NoTriton, require
 from compiler.lower import lower
 from compiler.options import Options
 from compiler.order import reorder
@@ -34,7 +36,7 @@ def dlrm(gm: fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Cal
             return _traced(gm, example_inputs, options)
         run, checks = _with_patterns(gm, example_inputs, options, constants=True)
         return _Checked(run, checks, gm, options) if checks else run
-    except NoCompiler as error:
+    except (NoCompiler, NoTriton) as error:
         warnings.warn(f"running eagerly: {error}", stacklevel=2)
         return gm.forward
 
@@ -101,7 +103,7 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch)
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, options.target)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
@@ -109,12 +111,27 @@ def compile_graph(
     return module.load()
 
 
-def build_module(graph: Graph, options: Options) -> tuple[list[Step], Module]:
+def build_module(graph: Graph, options: Options) -> tuple[list[Step], Any]:
     """From a lowered graph to its generated code: schedule, order, generate."""
+    if graph.target == "triton":
+        return _triton_module(graph, options)
     steps = schedule(graph, options.fusion)
     if options.ordering:
         steps = reorder(graph, steps)
     return steps, generate(graph, steps, options.reuse)
+
+
+def _triton_module(graph: Graph, options: Options) -> tuple[list[Step], Any]:
+    """The same for a GPU, with its long reductions cut first."""
+    require()
+    from compiler.codegen import triton_wrapper
+    from compiler.split import split_reductions
+
+    split_reductions(graph)
+    steps = schedule(graph, options.fusion)
+    if options.ordering:
+        steps = reorder(graph, steps)
+    return steps, triton_wrapper.generate(graph, steps, options.reuse)
 
 
 __all__ = ["build_module", "compile_graph", "dlrm"]

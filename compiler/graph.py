@@ -26,7 +26,8 @@ from compiler.ir import (
 class KernelOp:
     """A call of a hand-written kernel.
 
-    ``emit(code, problem)`` appends the C++ of the call; ``kernels`` are the entry points it uses.
+    ``emit(code, problem)`` appends the call, in C++, or in Python for Triton; ``kernels`` are the
+    entry points it uses.
     """
 
     name: str
@@ -89,6 +90,8 @@ class Graph:
     ops: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
+    target: str = "cpp"  # or triton
+    device: torch.device = torch.device("cpu")
     inlining: bool = True
     autotune: bool = False
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm
