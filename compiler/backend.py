@@ -58,7 +58,9 @@ def _traced(
 def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
-    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, options.autotune)
+    rewrite = patterns.apply(
+        compat.copy_module(gm), example_inputs, constants, options.autotune, options.target
+    )
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:

@@ -62,7 +62,7 @@ class TritonModule:
         self.record = Record(self.device, self._raise)
         scope: dict[str, Any] = {
             **self.constants, **self.targets, **wrapper.RUNTIME, "kept": [],
-            "record": self.record.tensor, "check": self.record.check,
+            "noted": self.record, "check": self.record.check,
             "empty": partial(torch.empty_strided, device=self.device),
             "new_arena": partial(torch.empty, dtype=torch.uint8, device=self.device),
             "take": take, "aligned": aligned, "on_device": _guard(self.device),

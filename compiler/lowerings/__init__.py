@@ -4,6 +4,7 @@ from compiler.lowerings import (
     control,
     indexing,
     kernels,
+    kernels_triton,
     library,
     matmul,
     pointwise,
@@ -12,5 +13,6 @@ from compiler.lowerings import (
 )
 
 __all__ = [
-    "control", "indexing", "kernels", "library", "matmul", "pointwise", "reductions", "views",
+    "control", "indexing", "kernels", "kernels_triton", "library", "matmul", "pointwise",
+    "reductions", "views",
 ]  # fmt: skip
