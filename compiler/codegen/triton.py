@@ -12,20 +12,23 @@ run at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton.language as tl
 from sympy import Integer, Symbol
 
 from compiler.codegen.code import count
 from compiler.codegen.pointwise import along_memory, merged
-from compiler.codegen.triton_blocks import PERSISTENT
+from compiler.codegen.triton_blocks import PERSISTENT, Blocks
 from compiler.codegen.triton_expressions import TYPES, Registers, Statements, size_text
 from compiler.codegen.triton_reductions import finish, start, update
-from compiler.codegen.types import computed
-from compiler.ir import Buffer, Index, Loop, same
-from compiler.schedule import Group, Member, Phase
+from compiler.ir import Buffer, Index, Loop, Number, same, walk
+from compiler.rename import rename
+from compiler.schedule import Group, Member, Phase, Step
 
 
 @dataclass(eq=False)
@@ -46,7 +49,6 @@ class Kernel:
     columns: bool
     checks: str = ""  # the lookups whose indices it checks
     changes: bool = False  # whether it reads what it writes, so that it must not run twice
-    wide: list[Buffer] = field(default_factory=list)  # all whose elements are counted
 
     @property
     def kind(self) -> str:
@@ -54,6 +56,23 @@ class Kernel:
         if not self.r:
             return "pointwise"
         return ("columns" if self.columns else "rows") + (", looped" if self.looped else "")
+
+    def signature(self, blocks: Blocks) -> tuple[dict[str, str], dict[str, Any]]:
+        """Triton's type of each argument, and the constants, to compile it without tensors."""
+        constants = {k: v for k, v in blocks.keywords().items() if k != "num_warps"}
+        constants["INDEX"] = tl.int32
+        return {
+            **{b.name: f"*{_short(b.dtype)}" for b in self.buffers},
+            **{s.name: "i32" for s in self.symbols},
+            **({"problem": "*i64", "problem_number": "i32"} if self.checks else {}),
+            **dict.fromkeys(constants, "constexpr"),
+        }, constants
+
+
+def _short(dtype: torch.dtype) -> str:
+    """A type's name in a signature: fp32, i64."""
+    name = TYPES[dtype].removeprefix("tl.").replace("bfloat", "bf").replace("float", "fp")
+    return name if name.startswith(("bf", "fp")) else name.replace("uint", "u").replace("int", "i")
 
 
 def group_kernels(group: Group, name: str) -> list[Kernel]:
@@ -75,6 +94,37 @@ def group_kernels(group: Group, name: str) -> list[Kernel]:
     if small:
         found.append(_rows(group, f"{name}_{len(found)}" if found else name, small))
     return found
+
+
+def hold_in_registers(steps: Sequence[Step], returned: set[Buffer]) -> None:
+    """Let buffers be local that a persistent group's phases alone use, each at its own place.
+
+    The scheduler holds only what one phase uses, as in C++ a phase is a loop.
+    """
+    readers: dict[Buffer, set[int]] = {}
+    for k, step in enumerate(steps):
+        for buffer in step.reads():
+            readers.setdefault(buffer, set()).add(k)
+    for k, step in enumerate(steps):
+        if not isinstance(step, Group) or not step.outer:
+            continue
+        shapes = {tuple(x.size for x in p.inner) for p in step.phases if p.inner}
+        if len(shapes) != 1 or not _persistent([count(p.inner) for p in step.phases if p.inner]):
+            continue
+        writers: dict[Buffer, list[Member]] = {}
+        for member in step.members():
+            writers.setdefault(member.op.buffer, []).append(member)
+        for buffer, made in writers.items():
+            alone = readers.get(buffer, set()) <= {k} and buffer not in returned
+            if alone and buffer.kind == "temporary" and len(made) == 1:
+                loads = [x for m in step.members() for x in m.loads() if x.buffer is buffer]
+                if all(not x.indirect and same(x.index, made[0].store) for x in loads):
+                    step.local.add(buffer)
+
+
+def _persistent(lengths: Sequence[Index]) -> bool:
+    """Whether inner loops of these lengths are one block each."""
+    return all(n.is_number and int(n) <= PERSISTENT for n in lengths)
 
 
 def _parallel(phase: Phase) -> bool:
@@ -162,13 +212,11 @@ class _Body:
         writes = {m.op.buffer for m in members} - self.group.local
         return Kernel(
             self.name, text, list(self.buffers), symbols, x, r, looped, self.group.columns,
-            ", ".join(self.notes), bool(writes & self.loaded), list(self.buffers),
+            ", ".join(self.notes), bool(writes & self.loaded),
         )  # fmt: skip
 
 
 def _numbers(members: Sequence[Member]) -> set[Symbol]:
-    from compiler.ir import Number, walk
-
     return {
         s for m in members for node in walk(m.body) if isinstance(node, Number)
         for s in node.index.free_symbols
@@ -182,8 +230,6 @@ def _is_size(symbol: Symbol) -> bool:
 
 
 def _mentions(text: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
 
@@ -237,8 +283,6 @@ def _pointwise(
 
 
 def _renamed(member: Member, change: dict[Symbol, Symbol]) -> Member:
-    from compiler.rename import rename
-
     return Member(
         member.op, member.store.xreplace(change), rename(member.body, change), member.inner
     )
@@ -251,7 +295,7 @@ def _rows(group: Group, name: str, phases: Sequence[Phase]) -> Kernel:
         size = count(phase.inner)
         if phase.inner and not any(same(size, known) for known in lengths):
             lengths.append(size)
-    looped = any(not n.is_number or int(n) > PERSISTENT for n in lengths)
+    looped = not _persistent(lengths)
     before = Statements({})  # what the program has at hand
     current: list[Index] = []
     for number, phase in enumerate(phases):
@@ -339,8 +383,3 @@ def _loop(made: _Body, phase: Phase, before: Statements, prefix: str, block: str
         made.store(body, member, _found(member, body, before.registers))
         before.axes[name] = "x"
     made.after(phase.members)
-
-
-def element_type(dtype: torch.dtype) -> str:
-    """The type that an element is computed in, in Triton."""
-    return TYPES[computed(dtype)]

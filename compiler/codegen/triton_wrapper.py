@@ -19,7 +19,7 @@ from torch import Tensor
 from compiler import memory
 from compiler.codegen import wrapper
 from compiler.codegen.expressions import index_text
-from compiler.codegen.triton import Kernel, group_kernels
+from compiler.codegen.triton import Kernel, group_kernels, hold_in_registers
 from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer, Index, Integer
 from compiler.kernels.entry import raise_problem
@@ -90,6 +90,7 @@ class TritonModule:
 
 def generate(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> TritonModule:
     """The module of a scheduled graph."""
+    hold_in_registers(steps, graph.returned())
     made = _Generator(graph, memory.plan(graph, steps, reuse))
     symbols = sorted(wrapper._symbols(graph), key=lambda s: s.name)
     body = made.body()
@@ -182,7 +183,7 @@ class _Generator:
                 index_text(kernel.x, "//"), wrapper._tuple(kernel.r) if kernel.r else "()",
                 *(b.name for b in kernel.buffers), *(s.name for s in kernel.symbols),
             ]  # fmt: skip
-            extent = _extent(kernel.wide)
+            extent = _extent(kernel.buffers)
             if not extent.is_number or int(extent) > NARROW:
                 arguments.append(f"elements={index_text(extent, '//')}")
             lines.append(f"{kernel.name}({', '.join(arguments)})")
