@@ -69,9 +69,7 @@ def lower(
 
     device = device_of(gm)
     target = target or ("triton" if device.type == "cuda" else "cpp")
-    graph = Graph(
-        target=target, device=device, inlining=inlining, autotune=autotune, branch=branch
-    )
+    graph = Graph(target=target, device=device, inlining=inlining, autotune=autotune, branch=branch)
     graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []

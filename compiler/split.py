@@ -68,9 +68,7 @@ def _two(graph: Graph, op: LoopOp, first: Loop, chunk: int) -> list[LoopOp]:
     place = part * chunk + within
     body = rename(op.body, {first.symbol: place})
     if not first.size.is_number or int(first.size) % chunk:
-        inside = Op(
-            "lt", (Number(place, torch.int64), Number(first.size, torch.int64)), torch.bool
-        )
+        inside = Op("lt", (Number(place, torch.int64), Number(first.size, torch.int64)), torch.bool)
         body = Op("masked", (inside, body, _identity(op.reduce, body.dtype)), body.dtype)
     sizes = (parts, *(x.size for x in op.outer))
     buffer = graph.buffer(computed(body.dtype), sizes, note=f"parts of {op.note}")

@@ -178,9 +178,7 @@ class _Body:
             value = f"tl.full([], {value}, tl.int1)"
         if value.isidentifier() and member.body.dtype != buffer.dtype:
             value = f"{value}.to({wanted})"
-        self.add(
-            f"tl.store({buffer.name} + ({text}{more}), {value}, mask={mask})", depth=depth
-        )
+        self.add(f"tl.store({buffer.name} + ({text}{more}), {value}, mask={mask})", depth=depth)
         self.buffers[buffer] = None
 
     def after(self, members: Sequence[Member]) -> None:
@@ -261,9 +259,7 @@ def _x_lines(x: Index, loops: Sequence[Loop], shape: str) -> list[str]:
     return ["    " + line for line in lines]
 
 
-def _pointwise(
-    group: Group, name: str, loops: Sequence[Loop], members: Sequence[Member]
-) -> Kernel:
+def _pointwise(group: Group, name: str, loops: Sequence[Loop], members: Sequence[Member]) -> Kernel:
     named = tuple(Loop(Symbol(f"o{k}", integer=True), loop.size) for k, loop in enumerate(loops))
     change = {a.symbol: b.symbol for a, b in zip(loops, named, strict=True)}
     members = [_renamed(m, change) for m in members]

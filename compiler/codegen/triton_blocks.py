@@ -81,7 +81,9 @@ def candidates(kind: str, x: int, r: Sequence[int]) -> list[Blocks]:
         ]  # fmt: skip
     else:
         for scale in (2, 4):
-            lengths = tuple(min(power_of_2(n), own * scale) for n, own in zip(r, first.r, strict=True))
+            lengths = tuple(
+                min(power_of_2(n), own * scale) for n, own in zip(r, first.r, strict=True)
+            )
             if "looped" in kind:
                 found.append(Blocks(first.x, lengths, min(MOST_WARPS, first.warps * scale)))
             found.append(Blocks(max(1, first.x // scale), first.r, first.warps))

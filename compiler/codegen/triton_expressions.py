@@ -232,7 +232,9 @@ class Statements:
         if needed != axes:  # an address must be a block if its mask is one
             text = f"{text} + {' + '.join(f'{a} * 0' for a in needed if a not in axes)}"
         both = " & ".join(m for m in (self.masks(needed), mask) if m)
-        loaded = f"tl.load({node.buffer.name} + ({text}){f', mask={both}, other=0' if both else ''})"
+        loaded = (
+            f"tl.load({node.buffer.name} + ({text}){f', mask={both}, other=0' if both else ''})"
+        )
         if computed(node.dtype) != node.dtype:
             loaded += ".to(tl.float32)"
         return self._name(loaded, axes=needed)

@@ -72,7 +72,9 @@ def update(member: Member, name: str, value: str, mask: str) -> list[str]:
         sign = ">" if kind == "argmax" else "<"
         better = f"({value} {sign} {name}) | (at_{name} == {FAR})"
         if _is_float(member):
-            better = f"(({better}) & ({name} == {name})) | (({value} != {value}) & ({name} == {name}))"
+            better = (
+                f"(({better}) & ({name} == {name})) | (({value} != {value}) & ({name} == {name}))"
+            )
         return [
             f"better = {mask} & ({better})",
             f"at_{name} = tl.where(better, r.to(tl.int32), at_{name})",

@@ -14,6 +14,7 @@ from compiler.graph import Graph, KernelOp, sizes
 from compiler.ir import Integer, Layout, Value
 from compiler.lower import lowers
 from compiler.lowerings.pointwise import shape_of
+from compiler.values import full
 
 ops = torch.ops.dlrm
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,9 +67,7 @@ def mlp_backward(
     gradient, data = graph.rows(g), graph.rows(x)
     kept, layers = [graph.rows(y) for y in outputs], [graph.realize(w) for w in weights]
     metas = node.meta["val"]
-    made = [
-        graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]
-    ]
+    made = [graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]]
     first = graph.buffer(x.dtype, x.size, note=node.name).layout() if want_x else None
     arguments = [
         view_text(gradient), view_text(data), _list(kept), _list(layers), repr(activations),
@@ -76,7 +75,7 @@ def mlp_backward(
     ]  # fmt: skip
     writes = [*made, *([] if first is None else [first])]
     _append(graph, node, "mlp_backward", [gradient, data, *kept, *layers], writes, arguments)
-    empty = Value(x.dtype, (Integer(0),), data.value().fn)
+    empty = full(0, (Integer(0),), x.dtype)
     return [empty if first is None else first.value(), *(m.value() for m in made)]
 
 

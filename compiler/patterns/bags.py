@@ -97,7 +97,10 @@ def _bag(node: fx.Node) -> Bag | None:
     tensors = [t for t in (table, ids, value(bag.offsets), value(bag.weights)) if t is not None]
     if not all(isinstance(t, Tensor) for t in tensors):
         return None
-    if table.dtype not in (ROWS if table.is_cpu else ROWS_ON_GPU) or ids.dtype not in (torch.int32, torch.int64):
+    if table.dtype not in (ROWS if table.is_cpu else ROWS_ON_GPU) or ids.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
         return None
     if bag.weights is not None and value(bag.weights).dtype != torch.float32:
         return None

@@ -282,7 +282,9 @@ def training(
         model = build(shape, tables)
         forward = peers._outside(model, inductor(DensePart(model), variant))
         found.append(
-            peers._step(INDUCTOR, variant, forward, Batch.inputs, model, optimizer, peers.SparseRows)
+            peers._step(
+                INDUCTOR, variant, forward, Batch.inputs, model, optimizer, peers.SparseRows
+            )
         )
     if tables.tbe is not None:
         for group, variant in ((TBE, ""), *((TBE_INDUCTOR, v) for v in variants)):
@@ -305,9 +307,7 @@ def training(
     return found
 
 
-def bags_forward(
-    shape: Shape, tables: Tables, one: Batch, where: torch.device
-) -> list[Contestant]:
+def bags_forward(shape: Shape, tables: Tables, one: Batch, where: torch.device) -> list[Contestant]:
     """Contestants that give the pooled vectors, (B, F, d) or (B, F * d)."""
     import torch.nn.functional as F
 
@@ -337,9 +337,7 @@ def bags_forward(
     return [*found, contestant(OURS, "", _inputs(where), own)]
 
 
-def bags_update(
-    shape: Shape, tables: Tables, one: Batch, where: torch.device
-) -> list[Contestant]:
+def bags_update(shape: Shape, tables: Tables, one: Batch, where: torch.device) -> list[Contestant]:
     """Contestants that update the tables from the gradient of the pooled vectors."""
     from compiler.kernels.triton import faces
 

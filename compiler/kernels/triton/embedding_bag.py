@@ -32,20 +32,21 @@ from compiler.kernels.triton.tables import (
     TABLE,
     WEIGHTS,
     bag_ends,
+    begins,
     report,
 )
 from compiler.runtime.problems import Record
 
-NUMBERS = 4096  # of a program's block of rows
-NOWHERE = tl.constexpr(1 << 62)
+NUMBERS = 2048  # of a program's block of rows: 8 a thread, and registers for 4 programs at a time
+NOWHERE, NEVER = tl.constexpr(1 << 62), tl.constexpr(2**31 - 1)
 
 
 @triton.jit
 def forward_kernel(
     tables, problem, number, BATCH, WIDTH, DTYPE: tl.constexpr, OUT: tl.constexpr, ID: tl.constexpr,
     OFFSET: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_LAST: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr, HAS_MAX: tl.constexpr, HAS_ARGMAX: tl.constexpr, B: tl.constexpr,
-    D: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, HAS_MAX: tl.constexpr, ALIGNED: tl.constexpr,
+    HAS_ARGMAX: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Pooled vectors, B bags of a table in each program."""
     f = tl.program_id(1)
@@ -59,26 +60,24 @@ def forward_kernel(
     padding, mode = tl.load(own + PADDING), tl.load(own + MODE)
     total = tl.zeros((B, D), tl.float32)
     counted = tl.zeros((B,), tl.int32)
-    bad_at = tl.full((B,), NOWHERE, tl.int64)
-    bad_id = tl.full((B,), 0, tl.int64)
+    bad_step = tl.full((B,), NEVER, tl.int32)
     if HAS_WEIGHTS:
         weights = tl.load(own + WEIGHTS).to(tl.pointer_type(tl.float32))
         weighted = tl.load(own + WEIGHTS) != 0
     if HAS_MAX:
         largest = tl.full((B, D), float("-inf"), tl.float32)
         won = tl.full((B, D), -1, tl.int32)
-    longest = tl.max(end - begin, 0)
-    for step in range(0, longest):
+    length = (end - begin).to(tl.int32)
+    for step in range(0, tl.max(length, 0)):
+        inside = step < length
         place = begin + step
-        inside = place < end
         found = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
-        outside = inside & ((found < 0) | (found >= rows))
-        first = outside & (bad_at == NOWHERE)
-        bad_at = tl.where(first, place, bad_at)
-        bad_id = tl.where(first, found, bad_id)
-        good = inside & (found >= 0) & (found < rows) & (found != padding)
+        known = (found >= 0) & (found < rows)
+        bad_step = tl.minimum(bad_step, tl.where(inside & (known == 0), step, NEVER))
+        good = inside & known & (found != padding)
         wanted = good[:, None] & (d < WIDTH)
-        numbers = tl.load(table + found[:, None] * row + d, mask=wanted, other=0.0).to(tl.float32)
+        place_of = begins(table + found * row, ALIGNED)[:, None] + d
+        numbers = tl.load(place_of, mask=wanted, other=0.0).to(tl.float32)
         counted += good.to(tl.int32)
         if HAS_MAX:
             better = wanted & ((numbers > largest) | (won < 0) | (numbers != numbers))
@@ -88,10 +87,9 @@ def forward_kernel(
             scale = tl.load(weights + place, mask=inside & weighted, other=1.0)
             numbers = numbers * scale[:, None]
         total += tl.where(wanted, numbers, 0.0)
-    at = tl.min(bad_at, 0)
-    if at < NOWHERE:
-        value = tl.max(tl.where(bad_at == at, bad_id, -NOWHERE), 0)
-        report(problem, number, 1, f, at, value)
+    if tl.min(bad_step, 0) < NEVER:
+        at = tl.min(tl.where(bad_step < NEVER, begin + bad_step, NOWHERE), 0)
+        report(problem, number, 1, f, at, tl.load(ids + at).to(tl.int64))
     if mode == MEAN:
         total = total / tl.maximum(counted, 1).to(tl.float32)[:, None]
     stored = (bag < BATCH)[:, None] & (d < WIDTH)
@@ -102,15 +100,16 @@ def forward_kernel(
             tl.store(argmax + bag[:, None] * WIDTH + d, won, mask=stored & (mode == MAX))
     out = tl.load(own + POOLED).to(tl.pointer_type(OUT))
     step_out = tl.load(own + POOLED_ROW)
-    place_out = out + bag[:, None].to(tl.int64) * step_out + d
-    tl.store(place_out, total.to(OUT), mask=stored)
+    place_out = begins(out + bag.to(tl.int64) * step_out, ALIGNED)
+    tl.store(place_out[:, None] + d, total.to(OUT), mask=stored)
 
 
 @triton.jit
 def weight_gradients_kernel(
     tables, gradients, problem, number, BATCH, WIDTH, DTYPE: tl.constexpr, OUT: tl.constexpr,
     ID: tl.constexpr, OFFSET: tl.constexpr, HAS_OFFSETS: tl.constexpr, HAS_LAST: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr, HAS_MAX: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, HAS_MAX: tl.constexpr, ALIGNED: tl.constexpr, B: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     """The gradient of each id's weight: its row times the gradient of its bag's vector."""
     f = tl.program_id(1)
@@ -124,15 +123,15 @@ def weight_gradients_kernel(
     to = tl.load(gradients + f).to(tl.pointer_type(tl.float32))
     pooled = tl.load(own + POOLED).to(tl.pointer_type(OUT))
     inside = (bag < BATCH)[:, None] & (d < WIDTH)
-    g = tl.load(
-        pooled + bag[:, None].to(tl.int64) * tl.load(own + POOLED_ROW) + d, mask=inside, other=0.0
-    ).to(tl.float32)
+    place_of_g = begins(pooled + bag.to(tl.int64) * tl.load(own + POOLED_ROW), ALIGNED)
+    g = tl.load(place_of_g[:, None] + d, mask=inside, other=0.0).to(tl.float32)
     for step in range(0, tl.max(end - begin, 0)):
         place = begin + step
         found = tl.load(ids + place, mask=place < end, other=0).to(tl.int64)
         good = (place < end) & (found >= 0) & (found < rows) & (found != padding)
         wanted = good[:, None] & (d < WIDTH)
-        numbers = tl.load(table + found[:, None] * row + d, mask=wanted, other=0.0).to(tl.float32)
+        place_of = begins(table + found * row, ALIGNED)[:, None] + d
+        numbers = tl.load(place_of, mask=wanted, other=0.0).to(tl.float32)
         tl.store(to + place, tl.sum(tl.where(wanted, numbers * g, 0.0), 1), mask=place < end)
 
 
@@ -188,8 +187,10 @@ def by_width(tables: Sequence[Tensor], bags: Bags) -> list[list[int]]:
 
 def _block(width: int, batch: int) -> int:
     """Bags of a program: few for a small batch, so that there are programs enough."""
-    return max(1, min(NUMBERS // width, triton.next_power_of_2(triton.cdiv(max(1, batch), 64)), 64))
+    return max(
+        1, min(NUMBERS // width, triton.next_power_of_2(triton.cdiv(max(1, batch), 64)), 128)
+    )
 
 
 def _warps(numbers: int) -> int:
-    return min(8, max(1, numbers // 512))
+    return min(8, max(1, numbers // 256))

@@ -22,11 +22,19 @@ WIDE = 128  # numbers of a vector that are in registers at a time
 
 
 @triton.jit
-def _vectors(where, sample, k, d, K, D, DTYPE: tl.constexpr):
-    """(T, BD): numbers d of vectors k of a sample; 0 outside. ``where`` is (K, 2): address, row."""
+def _place(where, sample, k, K, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """(T,): where vectors k of a sample begin. ``where`` is (K, 2): address, numbers in a row."""
     base = tl.load(where + 2 * k, mask=k < K, other=0).to(tl.pointer_type(DTYPE))
-    row = tl.load(where + 2 * k + 1, mask=k < K, other=0)
-    place = (base + sample * row)[:, None] + d[None, :]
+    begin = base + sample * tl.load(where + 2 * k + 1, mask=k < K, other=0)
+    if ALIGNED:
+        begin = tl.multiple_of(begin, [16])
+    return begin
+
+
+@triton.jit
+def _vectors(where, sample, k, d, K, D, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """(T, BD): numbers d of vectors k of a sample; 0 outside."""
+    place = _place(where, sample, k, K, DTYPE, ALIGNED)[:, None] + d[None, :]
     return tl.load(place, mask=(k < K)[:, None] & (d < D)[None, :], other=0.0)
 
 
@@ -48,7 +56,7 @@ def _pair(i, j, K, SELF: tl.constexpr, UPPER: tl.constexpr):
 def forward_kernel(
     where, out, out_row, K, D, DTYPE: tl.constexpr, DENSE: tl.constexpr, SELF: tl.constexpr,
     UPPER: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, T: tl.constexpr,
-    TILES: tl.constexpr, BD: tl.constexpr,
+    TILES: tl.constexpr, BD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out (B, n): the first vector if DENSE, then the products of all pairs."""
     sample = tl.program_id(0).to(tl.int64)
@@ -58,7 +66,7 @@ def forward_kernel(
         zero = tl.zeros((1,), tl.int32)
         for first in range(0, D, BD):
             d = first + tl.arange(0, BD)
-            x = _vectors(where, sample, zero, d, K, D, DTYPE)
+            x = _vectors(where, sample, zero, d, K, D, DTYPE, ALIGNED)
             tl.store(pairs + d[None, :], x, mask=(d < D)[None, :])
         pairs += D
     for a in tl.static_range(TILES):
@@ -67,15 +75,17 @@ def forward_kernel(
             total = tl.zeros((T, T), tl.float32)
             for first in range(0, D, BD):
                 d = first + tl.arange(0, BD)
-                left = _vectors(where, sample, i, d, K, D, DTYPE)
-                right = _vectors(where, sample, j, d, K, D, DTYPE)
+                left = _vectors(where, sample, i, d, K, D, DTYPE, ALIGNED)
+                right = _vectors(where, sample, j, d, K, D, DTYPE, ALIGNED)
                 if UPCAST:
                     left, right = left.to(tl.float32), right.to(tl.float32)
                 total = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
             row, column = i[:, None], j[None, :]
             wanted = (row < K) & (column < K)
             wanted = wanted & (row >= column if SELF else row > column)
-            place = _pair(column, row, K, SELF, UPPER) if UPPER else _pair(row, column, K, SELF, UPPER)
+            place = (
+                _pair(column, row, K, SELF, UPPER) if UPPER else _pair(row, column, K, SELF, UPPER)
+            )
             tl.store(pairs + place, total.to(out.dtype.element_ty), mask=wanted)
 
 
@@ -83,7 +93,7 @@ def forward_kernel(
 def backward_kernel(
     where, g, g_row, gradients, K, D, DTYPE: tl.constexpr, DENSE: tl.constexpr,
     SELF: tl.constexpr, UPPER: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    T: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr,
+    T: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """gradients, (K, 2) like ``where``: S x, where S is symmetric and made of the pairs' g."""
     sample = tl.program_id(0).to(tl.int64)
@@ -103,9 +113,11 @@ def backward_kernel(
                 inside = (row < K) & (column < K)
                 if not SELF:
                     inside = inside & (row != column)
-                place = _pair(low, high, K, SELF, UPPER) if UPPER else _pair(high, low, K, SELF, UPPER)
+                place = (
+                    _pair(low, high, K, SELF, UPPER) if UPPER else _pair(high, low, K, SELF, UPPER)
+                )
                 s = tl.load(pairs + place, mask=inside, other=0.0)  # (T, T)
-                x = _vectors(where, sample, j, d, K, D, DTYPE)  # (T, BD)
+                x = _vectors(where, sample, j, d, K, D, DTYPE, ALIGNED)  # (T, BD)
                 if UPCAST:
                     s, x = s.to(tl.float32), x.to(tl.float32)
                 if SELF:  # a vector with itself counts twice
@@ -117,12 +129,8 @@ def backward_kernel(
                     other=0.0,
                 )  # fmt: skip
                 total += lead.to(tl.float32)
-            base = tl.load(gradients + 2 * i, mask=i < K, other=0).to(tl.pointer_type(DTYPE))
-            step = tl.load(gradients + 2 * i + 1, mask=i < K, other=0)
-            tl.store(
-                (base + sample * step)[:, None] + d[None, :], total.to(DTYPE),
-                mask=(i < K)[:, None] & (d < D)[None, :],
-            )  # fmt: skip
+            to = _place(gradients, sample, i, K, DTYPE, ALIGNED)[:, None] + d[None, :]
+            tl.store(to, total.to(DTYPE), mask=(i < K)[:, None] & (d < D)[None, :])
 
 
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -132,7 +140,7 @@ def interaction(
     features: Sequence[Tensor], dense: bool, self_pairs: bool, upper: bool, out: Tensor
 ) -> None:
     """out (B, n) from K vectors in all: each of ``features`` is (B, d) or (B, k, d)."""
-    count, options = _options(features, dense, self_pairs, upper)
+    count, options = _options(features, features, dense, self_pairs, upper)
     if out.shape[0]:
         forward_kernel[(out.shape[0],)](
             _where(features), out, out.stride(0), count, features[0].shape[-1], **options
@@ -144,7 +152,7 @@ def interaction_backward(
     gradients: Sequence[Tensor],
 ) -> None:  # fmt: skip
     """``gradients`` of the features from g (B, n)."""
-    count, options = _options(features, dense, self_pairs, upper)
+    count, options = _options(features, [*features, *gradients], dense, self_pairs, upper)
     if g.shape[0]:
         backward_kernel[(g.shape[0],)](
             _where(features), g, g.stride(0), _where(gradients), count, features[0].shape[-1],
@@ -163,14 +171,24 @@ def _where(features: Sequence[Tensor]) -> Tensor:
     return array(tuple(found), features[0].device)
 
 
+def aligned(tensors: Sequence[Tensor]) -> bool:
+    """Whether all rows begin at multiples of 16 bytes, so that four f32 are one load."""
+    return all(
+        t.data_ptr() % 16 == 0 and all(s * t.element_size() % 16 == 0 for s in t.stride()[:-1])
+        for t in tensors
+    )
+
+
 def _options(
-    features: Sequence[Tensor], dense: bool, self_pairs: bool, upper: bool
-) -> tuple[int, dict[str, object]]:
+    features: Sequence[Tensor], all_vectors: Sequence[Tensor], dense: bool, self_pairs: bool,
+    upper: bool,
+) -> tuple[int, dict[str, object]]:  # fmt: skip
     count = sum(1 if f.dim() == 2 else f.shape[1] for f in features)
     dtype, width = features[0].dtype, features[0].shape[-1]
+    block = min(WIDE, max(16, triton.next_power_of_2(width)))
     return count, {
         "DTYPE": TYPES[dtype], "DENSE": dense, "SELF": self_pairs, "UPPER": upper,
         "PRECISION": precision(dtype), "UPCAST": upcast(dtype), "T": TILE,
         "TILES": triton.cdiv(count, TILE),
-        "BD": min(WIDE, max(16, triton.next_power_of_2(width))), "num_warps": 1,
+        "BD": block, "ALIGNED": aligned(all_vectors), "num_warps": max(1, TILE * block // 256),
     }  # fmt: skip

@@ -29,7 +29,11 @@ def linear_kernel(
     BK: tl.constexpr,
 ):  # fmt: skip
     """out (M, N) = x (M, K) weight (N, K)^T, then bias and activation, or a derivative by saved."""
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[:, None]  # (BM, 1)
+    first_row = tl.program_id(0).to(tl.int64) * BM  # 64 bits here, so that 32 are enough below
+    x += first_row * x_row
+    out += first_row * out_row
+    M = tl.minimum(M - first_row, BM).to(tl.int32)
+    m = tl.arange(0, BM)[:, None]  # (BM, 1)
     n = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]  # (1, BN)
     total = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
@@ -48,6 +52,7 @@ def linear_kernel(
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
     inside = (m < M) & (n < N)
     if HAS_SAVED:
+        saved += first_row * saved_row
         y = tl.load(saved + m * saved_row + n, mask=inside, other=0.0).to(tl.float32)
         total = scalar.deactivate(total, y, ACTIVATION)
     else:
@@ -65,11 +70,14 @@ def weight_gradient_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)  # (BN,)
     k = tl.program_id(1) * BK + tl.arange(0, BK)[None, :]  # (1, BK)
     s = tl.program_id(2).to(tl.int64)
+    g += s * part * g_row
+    x += s * part * x_row
+    rows = tl.minimum(B - s * part, part).to(tl.int32)
     total = tl.zeros((BN, BK), tl.float32)
     sums = tl.zeros((BN,), tl.float32)
-    for first in range(0, part, BB):
-        b = s * part + first + tl.arange(0, BB)  # (BB,)
-        inside = (b < B) & (first + tl.arange(0, BB) < part)
+    for first in range(0, rows, BB):
+        b = first + tl.arange(0, BB)  # (BB,)
+        inside = b < rows
         left = tl.load(
             g + b[None, :] * g_row + n[:, None], mask=inside[None, :] & (n[:, None] < N), other=0.0
         )  # (BN, BB)
@@ -149,6 +157,7 @@ def linear(
     (rows, inner), columns = x.shape, weight.shape[0]
     if rows == 0 or columns == 0:
         return
+    x, weight = _near(x), _near(weight)
     bm, bn, bk, warps = blocks(rows, columns, x.dtype)
     grid = (triton.cdiv(rows, bm), triton.cdiv(columns, bn))
     linear_kernel[grid](
@@ -159,6 +168,11 @@ def linear(
         PRECISION=precision(x.dtype), UPCAST=upcast(x.dtype), BM=bm, BN=bn, BK=bk,
         num_warps=warps,
     )  # fmt: skip
+
+
+def _near(x: Tensor) -> Tensor:
+    """x in memory such that places within a row, or within a column, fit in 32 bits."""
+    return x if x.shape[1] * x.stride(1) < 2**31 else x.contiguous()
 
 
 def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -41,6 +41,7 @@ from compiler.kernels.triton.tables import (
     TABLE,
     WEIGHTS,
     bag_ends,
+    begins,
     report,
 )
 from compiler.runtime.problems import Record
@@ -101,7 +102,7 @@ def keys_kernel(
 @triton.jit
 def _gradient(
     tables, order, owners, scales, at, active, d, WIDTH, GRAD: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_MAX: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_MAX: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """(C, D) f32: what the ids at sorted places ``at`` add to their rows' gradients."""
     position = tl.load(order + at, mask=active, other=0)
@@ -111,7 +112,9 @@ def _gradient(
     pooled = tl.load(own + POOLED, mask=active, other=0).to(tl.pointer_type(GRAD))
     step = tl.load(own + POOLED_ROW, mask=active, other=0)
     wanted = active[:, None] & (d < WIDTH)
-    g = tl.load((pooled + bag * step)[:, None] + d, mask=wanted, other=0.0).to(tl.float32)
+    g = tl.load(begins(pooled + bag * step, ALIGNED)[:, None] + d, mask=wanted, other=0.0).to(
+        tl.float32
+    )
     if HAS_SCALES:
         g = g * tl.load(scales + position, mask=active, other=0.0)[:, None]
     if HAS_MAX:  # the gradient of a largest number goes to the id that gave it
@@ -128,13 +131,14 @@ def _gradient(
 @triton.jit
 def _update(
     own, key, done, g, d, WIDTH, lr, eps, decay, first, second, first_left, second_left,
-    DTYPE: tl.constexpr, KIND: tl.constexpr,
+    DTYPE: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One optimizer's step on the rows ``key``, where ``done``, with their summed gradients g."""
     row = key.to(tl.int64) - tl.load(own + FIRST_KEY, mask=done, other=0)
     table = tl.load(own + TABLE, mask=done, other=0).to(tl.pointer_type(DTYPE))
     wanted = done[:, None] & (d < WIDTH)
-    place = (table + row * tl.load(own + ROW, mask=done, other=0))[:, None] + d
+    table = begins(table + row * tl.load(own + ROW, mask=done, other=0), ALIGNED)
+    place = table[:, None] + d
     if KIND == "write":
         tl.store(place, g.to(DTYPE), mask=wanted)
     else:
@@ -151,7 +155,7 @@ def _update(
                 tl.store(squares, now, mask=done)
                 step = lr * g / (tl.sqrt(now) + eps)[:, None]
             else:
-                squares = (base + row * WIDTH)[:, None] + d
+                squares = begins(base + row * WIDTH, ALIGNED)[:, None] + d
                 now = tl.load(squares, mask=wanted, other=0.0)
                 if KIND == "adagrad":
                     now += g * g
@@ -159,7 +163,7 @@ def _update(
                 else:  # adam
                     moments = tl.load(own + MOMENT, mask=done, other=0)
                     moments = moments.to(tl.pointer_type(tl.float32))
-                    at = (moments + row * WIDTH)[:, None] + d
+                    at = begins(moments + row * WIDTH, ALIGNED)[:, None] + d
                     m = tl.load(at, mask=wanted, other=0.0) * first + g * (1.0 - first)
                     now = now * second + g * g * (1.0 - second)
                     tl.store(at, m, mask=wanted)
@@ -174,7 +178,8 @@ def _update(
 def runs_kernel(
     tables, keys, order, owners, scales, partial, N, NONE, WIDTH, lr, eps, decay, first, second,
     first_left, second_left, DTYPE: tl.constexpr, GRAD: tl.constexpr, KIND: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_MAX: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_MAX: tl.constexpr, ALIGNED: tl.constexpr, C: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     """Sum the runs of a block; update the rows of those that lie within it."""
     block = tl.program_id(0).to(tl.int64)
@@ -185,14 +190,15 @@ def runs_kernel(
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < N), other=-1)
     valid = (at < N) & (key < NONE)
     start = valid & ((lane == 0) | (key != before))
-    begins = start & ((at == 0) | (key != before))
+    opens = start & ((at == 0) | (key != before))
     total = tl.zeros((C, D), tl.float32)
     length = tl.zeros((C,), tl.int32)
     active = start
     while tl.max(active.to(tl.int32), 0) > 0:
         total += _gradient(
-            tables, order, owners, scales, at + length, active, d, WIDTH, GRAD, HAS_SCALES, HAS_MAX
-        )
+            tables, order, owners, scales, at + length, active, d, WIDTH, GRAD, HAS_SCALES, HAS_MAX,
+            ALIGNED,
+        )  # fmt: skip
         length += active.to(tl.int32)
         following = at + length
         more = active & (lane + length < C) & (following < N)
@@ -201,20 +207,20 @@ def runs_kernel(
     going_on = start & (following < N)
     going_on = going_on & (tl.load(keys + following, mask=going_on, other=NONE) == key)
     # parts of longer runs: slot 0 for one that came in, slot 1 for one that begins here
-    part = (partial + (2 * block + begins.to(tl.int64)) * WIDTH)[:, None] + d
-    tl.store(part, total, mask=(start & (going_on | (begins == 0)))[:, None] & (d < WIDTH))
-    done = begins & (going_on == 0)
+    part = begins(partial + (2 * block + opens.to(tl.int64)) * WIDTH, ALIGNED)[:, None] + d
+    tl.store(part, total, mask=(start & (going_on | (opens == 0)))[:, None] & (d < WIDTH))
+    done = opens & (going_on == 0)
     position = tl.load(order + at, mask=done, other=0)
     own = tables + (tl.load(owners + position, mask=done, other=0) >> 32) * FIELDS
     _update(own, key, done, total, d, WIDTH, lr, eps, decay, first, second, first_left,
-            second_left, DTYPE, KIND)  # fmt: skip
+            second_left, DTYPE, KIND, ALIGNED)  # fmt: skip
 
 
 @triton.jit
 def long_runs_kernel(
     tables, keys, order, owners, partial, N, NONE, WIDTH, lr, eps, decay, first, second,
-    first_left, second_left, DTYPE: tl.constexpr, KIND: tl.constexpr, C: tl.constexpr,
-    G: tl.constexpr, D: tl.constexpr,
+    first_left, second_left, DTYPE: tl.constexpr, KIND: tl.constexpr, ALIGNED: tl.constexpr,
+    C: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of runs that cross the ends of blocks, G blocks in each program."""
     block = tl.program_id(0).to(tl.int64) * G + tl.arange(0, G)
@@ -227,12 +233,12 @@ def long_runs_kernel(
     start = crosses & (came_in == 0)
     inside = start[:, None] & (d < WIDTH)
     total = tl.load(
-        (partial + (2 * block + 1) * WIDTH)[:, None] + d, mask=inside, other=0.0
+        begins(partial + (2 * block + 1) * WIDTH, ALIGNED)[:, None] + d, mask=inside, other=0.0
     )
     active = start
     following = block + 1
     while tl.max(active.to(tl.int32), 0) > 0:
-        part = (partial + 2 * following * WIDTH)[:, None] + d
+        part = begins(partial + 2 * following * WIDTH, ALIGNED)[:, None] + d
         total += tl.load(part, mask=active[:, None] & (d < WIDTH), other=0.0)
         end = following * C + C - 1
         active = active & (end + 1 < N)
@@ -242,7 +248,7 @@ def long_runs_kernel(
     position = tl.load(order + last, mask=start, other=0)
     own = tables + (tl.load(owners + position, mask=start, other=0) >> 32) * FIELDS
     _update(own, key, start, total, d, WIDTH, lr, eps, decay, first, second, first_left,
-            second_left, DTYPE, KIND)  # fmt: skip
+            second_left, DTYPE, KIND, ALIGNED)  # fmt: skip
 
 
 @torch.no_grad()
@@ -273,7 +279,9 @@ def dense_gradients(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of tables of ``rows`` rows, f32."""
     device = bags.ids[0].device
-    made = [torch.zeros(n, width, device=device) for n, width in zip(rows, _widths(grad), strict=True)]
+    made = [
+        torch.zeros(n, width, device=device) for n, width in zip(rows, _widths(grad), strict=True)
+    ]
     fields.check(bags, made)
     for chosen in by_width(made, bags):
         _run(made, bags, grad, "write", (0.0,) * 7, [{}] * len(made), record, argmax, chosen)
@@ -361,7 +369,8 @@ def _run(
     d = group.options["D"]
     shared = {
         "DTYPE": group.options["DTYPE"], "KIND": kind, "C": BLOCK, "D": d,
-        "num_warps": min(8, max(1, BLOCK * d // 512)),
+        "ALIGNED": group.options["ALIGNED"],
+        "num_warps": min(8, max(1, BLOCK * d // 256)),
     }  # fmt: skip
     runs_kernel[(blocks,)](
         group.fields, keys, order, owners, keys if scales is None else scales, partial, count,

@@ -34,6 +34,14 @@ MEAN, MAX = tl.constexpr(1), tl.constexpr(2)  # as in compiler.kernels.bags.MODE
 
 
 @triton.jit
+def begins(address, ALIGNED: tl.constexpr):
+    """Addresses (n,) of rows, which are multiples of 16 bytes if ALIGNED: four f32 are one load."""
+    if ALIGNED:
+        address = tl.multiple_of(address, [16])
+    return address
+
+
+@triton.jit
 def report(problem, number, kind, table, position, value):
     """Note the first problem; ``problem`` is a record of ``compiler.runtime.problems``."""
     nothing = tl.full([], 0, tl.int64)
@@ -65,7 +73,9 @@ def bag_ends(
         if at < 2147483647:
             low = tl.where(bad & (bag == at) & (starts_late | (begin < 0)), 1, 0)
             falls = 1 - tl.max(low, 0)  # else the offset behind it is the bad one
-            value = tl.max(tl.where(bad & (bag == at), tl.where(low == 1, begin, end), -(1 << 62)), 0)
+            value = tl.max(
+                tl.where(bad & (bag == at), tl.where(low == 1, begin, end), -(1 << 62)), 0
+            )
             report(problem, number, 2, f, at + falls, value)
         end = tl.where(bad, begin, end)
     else:
@@ -146,9 +156,19 @@ def group(
             "DTYPE": TYPES[tables[first].dtype], "ID": ID_TYPES[id_type],
             "OFFSET": ID_TYPES[offset_type], "HAS_OFFSETS": bags.offsets is not None,
             "HAS_LAST": bags.include_last_offset, "HAS_WEIGHTS": weighted,
-            "HAS_MAX": 2 in modes, "D": triton.next_power_of_2(width),
+            "HAS_MAX": 2 in modes, "ALIGNED": _aligned(rows, tables[first], pooled, width), "D": triton.next_power_of_2(width),
         },
     )  # fmt: skip
+
+
+def _aligned(rows: Sequence[int], table: Tensor, pooled: Any, width: int) -> bool:
+    """Whether rows of tables, state and pooled vectors all begin at multiples of 16 bytes."""
+    part = pooled if isinstance(pooled, Tensor) else pooled[0]
+    sizes = {"row": table.element_size(), "pooled_row": part.element_size(), "table": 1, "pooled": 1,
+             "squares": 1, "moment": 1}  # fmt: skip
+    return width % 4 == 0 and all(
+        value * sizes.get(NAMES[k % len(NAMES)], 0) % 16 == 0 for k, value in enumerate(rows)
+    )
 
 
 def _as(tensor: Tensor, dtype: torch.dtype, kept: list[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +40,18 @@ class Use:
 
 def compile_for(
     kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], target: str,
-    aligned: bool = True, **options: Any,
+    multiples: Sequence[str] = (), **options: Any,
 ) -> Use:  # fmt: skip
     """Compile for one of ``TARGETS``, and read what the binary takes.
 
     ``signature`` has Triton's type of each argument in order, "constexpr" for constants. Pointers
-    are taken to be multiples of 16 bytes unless ``aligned`` is False, as they are in a launch.
+    are taken to be multiples of 16 bytes, and the arguments ``multiples`` to be such of 16, as a
+    launch finds them to be.
     """
     gpu, _ = TARGETS[target]
     attributes = {
-        (k,): [["tt.divisibility", 16]] for k, kind in enumerate(signature.values())
-        if aligned and kind.startswith("*")
+        (k,): [["tt.divisibility", 16]] for k, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or (name in multiples and kind != "constexpr")
     }  # fmt: skip
     source = ASTSource(kernel, dict(signature), constexprs=dict(constants), attrs=attributes)
     made = triton.compile(source, target=gpu, options=options)
@@ -81,5 +82,5 @@ def _of_amd(made: Any) -> Use:
         (found,) = re.findall(rf"\.{name}:\s+(\d+)", text)
         return int(found)
 
-    spills = 4 * (number("vgpr_spill_count") + number("sgpr_spill_count"))
+    spills = number("private_segment_fixed_size")  # scalars spill to vector registers, at no cost
     return Use(number("vgpr_count"), spills, made.metadata.shared, made.asm["hsaco"])

@@ -53,19 +53,35 @@ class Case:
 
 BAGS = {
     "ID": "i64", "OFFSET": "i64", "HAS_OFFSETS": True, "HAS_LAST": True, "HAS_WEIGHTS": True,
-    "HAS_MAX": False, "D": 64,
+    "HAS_MAX": False, "ALIGNED": True, "D": 64,
 }  # fmt: skip
 INTERACTION = {
-    "DENSE": True, "SELF": False, "UPPER": False, "UPCAST": False, "T": 16, "TILES": 2, "BD": 64,
+    "DENSE": True,
+    "SELF": False,
+    "UPPER": False,
+    "UPCAST": False,
+    "T": 16,
+    "TILES": 2,
+    "BD": 64,
+    "ALIGNED": True,
 }
-LINEAR = {"HAS_BIAS": True, "HAS_SAVED": False, "ACTIVATION": "relu", "UPCAST": False}
-RUNS = {"GRAD": "f32", "HAS_SCALES": True, "HAS_MAX": False, "C": 32, "D": 64}
+# a launch makes constants of strides of 1
+TURNED = {"x_column": 1, "weight_row": 1}
+LINEAR = {
+    "x_column": 1,
+    "weight_column": 1,
+    "HAS_BIAS": True,
+    "HAS_SAVED": False,
+    "ACTIVATION": "relu",
+    "UPCAST": False,
+}
+RUNS = {"GRAD": "f32", "HAS_SCALES": True, "HAS_MAX": False, "ALIGNED": True, "C": 32, "D": 64}
 CASES = {
     "linear f32": Case("linear.linear_kernel", "f32", {**LINEAR, "BM": 64, "BN": 64, "BK": 32}, 168),
     "linear bf16": Case("linear.linear_kernel", "bf16", {**LINEAR, "BM": 128, "BN": 128, "BK": 64}, 160, 8),
     "linear f16, backward": Case(
         "linear.linear_kernel", "f16",
-        {**LINEAR, "HAS_BIAS": False, "HAS_SAVED": True, "BM": 128, "BN": 64, "BK": 64}, 168,
+        {**{k: v for k, v in LINEAR.items() if k != "weight_column"}, **TURNED, "HAS_BIAS": False, "HAS_SAVED": True, "BM": 128, "BN": 64, "BK": 64}, 168,
     ),
     "weight gradient f32": Case(
         "linear.weight_gradient_kernel", "f32",
@@ -75,12 +91,12 @@ CASES = {
         "linear.weight_gradient_kernel", "bf16",
         {"HAS_BIAS": True, "UPCAST": False, "BN": 64, "BK": 64, "BB": 64}, 200,
     ),
-    "interaction f32": Case("interaction.forward_kernel", "f32", INTERACTION, 255, 1),
-    "interaction bf16": Case("interaction.forward_kernel", "bf16", INTERACTION, 255, 1),
-    "interaction backward f16": Case("interaction.backward_kernel", "f16", INTERACTION, 255, 1),
-    "interaction backward f32": Case("interaction.backward_kernel", "f32", INTERACTION, 255, 1),
+    "interaction f32": Case("interaction.forward_kernel", "f32", INTERACTION, 240, 4),
+    "interaction bf16": Case("interaction.forward_kernel", "bf16", INTERACTION, 240, 4),
+    "interaction backward f16": Case("interaction.backward_kernel", "f16", INTERACTION, 240, 4),
+    "interaction backward f32": Case("interaction.backward_kernel", "f32", INTERACTION, 240, 4),
     "bags f32": Case(
-        "embedding_bag.forward_kernel", "f32", {**BAGS, "OUT": "f32", "HAS_ARGMAX": False, "B": 64},
+        "embedding_bag.forward_kernel", "f32", {**BAGS, "OUT": "f32", "HAS_ARGMAX": False, "B": 32},
         128, 8,
     ),
     "bags bf16, max": Case(
@@ -97,14 +113,26 @@ CASES = {
     ),
     "update, SGD, bf16": Case("row_update.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 160),
     "update of long runs": Case(
-        "row_update.long_runs_kernel", "f32", {"KIND": "adagrad", "C": 32, "G": 32, "D": 64}, 160,
+        "row_update.long_runs_kernel", "f32", {"KIND": "adagrad", "ALIGNED": True, "C": 32, "G": 32, "D": 64}, 160,
     ),
 }  # fmt: skip
+MULTIPLES = (
+    "K",
+    "D",
+    "WIDTH",
+    "x_row",
+    "weight_row",
+    "weight_column",
+    "out_row",
+    "saved_row",
+    "g_row",
+)
 # where no argument of that name says otherwise, arguments are i32; these are pointers
 POINTERS = {
     **dict.fromkeys(("x", "weight", "bias", "saved", "out", "g", "y"), "DTYPE"),
     **dict.fromkeys(("tables", "problem", "owners", "order", "where", "gradients"), "i64"),
-    **dict.fromkeys(("weights", "biases", "scales", "partial"), "fp32"), "keys": "i32",
+    **dict.fromkeys(("weights", "biases", "scales", "partial"), "fp32"),
+    "keys": "i32",
 }
 FLOATS = ("lr", "eps", "decay", "first", "second", "first_left", "second_left")
 SHORT = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
@@ -139,7 +167,9 @@ def signature(case: Case, target: str) -> tuple[Any, dict[str, str], dict[str, A
 def test_written_kernel(name: str, target: str) -> None:
     case = CASES[name]
     kernel, arguments, constants = signature(case, target)
-    use = targets().compile_for(kernel, arguments, constants, target, num_warps=case.warps)
+    use = targets().compile_for(
+        kernel, arguments, constants, target, num_warps=case.warps, multiples=MULTIPLES
+    )
     assert_within(use, case.registers if target != "gfx942" else 2 * case.registers, target)
 
 

@@ -117,7 +117,9 @@ def test_runs_across_blocks(count: int) -> None:
 
 def test_tables_of_several_widths_and_shapes_of_ids() -> None:
     tables = [torch.randn(9, 4), torch.randn(8, 6), torch.randn(7, 4)]
-    bags = Bags([torch.randint(0, 7, (5, 3), dtype=t) for t in (torch.int32, torch.int64, torch.int32)])
+    bags = Bags(
+        [torch.randint(0, 7, (5, 3), dtype=t) for t in (torch.int32, torch.int64, torch.int32)]
+    )
     out = [torch.empty(5, t.shape[1]) for t in tables]
     faces.pool_into(out, tables, bags)
     for a, b in zip(out, embedding_bag.reference(tables, bags), strict=True):
@@ -148,7 +150,9 @@ def test_the_optimizer_on_what_backward_noted(monkeypatch: pytest.MonkeyPatch) -
     results = []
     for target in ("cpp", "triton"):
         torch.manual_seed(0)
-        monkeypatch.setattr(optim.SparseRows, "_kernels", staticmethod(lambda _, t=target: optim.kernels_of(t)))
+        monkeypatch.setattr(
+            optim.SparseRows, "_kernels", staticmethod(lambda _, t=target: optim.kernels_of(t))
+        )
         bag = nn.EmbeddingBag(20, 6, mode="sum", sparse=True)
         optimizer = optim.SparseRows(bag.parameters(), "rowwise_adagrad", lr=0.1)
         run = torch.compile(bag, backend="dlrm", options={"target": target})

@@ -132,7 +132,9 @@ def test_dlrm_steps_with_fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
             tables.step()
             layers.step()
             losses.append(loss.detach())
-    torch.testing.assert_close(torch.stack(losses[3:]), torch.stack(losses[:3]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.stack(losses[3:]), torch.stack(losses[:3]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_bad_id_in_a_model_names_table_and_place() -> None:
@@ -154,7 +156,9 @@ def test_frozen_weights_are_prepared_once() -> None:
             torch.testing.assert_close(run(x), want)
 
 
-@pytest.mark.parametrize("options", [{"fusion": False}, {"inlining": False}, {"reuse": False, "ordering": False}])
+@pytest.mark.parametrize(
+    "options", [{"fusion": False}, {"inlining": False}, {"reuse": False, "ordering": False}]
+)
 def test_options_change_no_result(options: dict[str, bool]) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.layer_norm(F.softmax(x @ w, 1) * 2 + x.sum(), (6,)).exp().mean(0)

@@ -22,7 +22,9 @@ DTYPES = list(TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, inputs, outputs", [(1, 1, 1), (37, 45, 29), (130, 16, 70), (5, 70, 1)])
+@pytest.mark.parametrize(
+    "rows, inputs, outputs", [(1, 1, 1), (37, 45, 29), (130, 16, 70), (5, 70, 1)]
+)
 def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     x, weight, bias = (
@@ -72,7 +74,9 @@ def test_mlp_and_its_gradients(dtype: torch.dtype, want_x: bool) -> None:
     torch.testing.assert_close(outputs[-1].float(), result, **tolerance)
     first, *found = entry.mlp_backward_op(g, x, outputs, weights, biases, ",".join(names), want_x)
     assert first.numel() == (x.numel() if want_x else 0)
-    for mine, exact_one in zip([*([first] if want_x else []), *found], want[not want_x :], strict=True):
+    for mine, exact_one in zip(
+        [*([first] if want_x else []), *found], want[not want_x :], strict=True
+    ):
         scale = exact_one.abs().max()
         assert (mine.float() - exact_one).abs().max() <= 10 * TOLERANCE[dtype]["rtol"] * (1 + scale)
 
