@@ -21,6 +21,8 @@ from compiler.ir import (
     loops,
 )
 
+CPU = torch.device("cpu")
+
 
 @dataclass(eq=False)
 class KernelOp:
@@ -91,7 +93,7 @@ class Graph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
     target: str = "cpp"  # or triton
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     inlining: bool = True
     autotune: bool = False
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm

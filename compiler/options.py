@@ -21,8 +21,8 @@ class Options:
     * ``ordering``: run steps in an order of low peak memory.
     * ``mode``: default, reduce-overhead or max-autotune.
     * ``freeze``: prepare the weights once; later changes of them do not show.
-    * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on CPU
-      tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
+    * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on
+      CPU tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
     """
 
     inlining: bool = True

@@ -1,9 +1,9 @@
 """Reductions over much with few results, cut in two for a GPU: parts first, then their sum.
 
 A program of a GPU kernel reduces whole rows. The sum of a million numbers would be one program, the
-column sums of a matrix (B, 512) eight, on a device that runs hundreds at a time. So such a reduction
-becomes one to ``ceil(n / chunk)`` partial results, and one over these; both are ordinary loop
-operations, which the scheduler fuses with what comes before and after. The cuts depend on shapes
+column sums of a matrix (B, 512) eight, on a device that runs hundreds at a time. So such a
+reduction becomes one to ``ceil(n / chunk)`` partial results, and one over these; both are ordinary
+loop operations, which the scheduler fuses with what comes before and after. The cuts depend on shapes
 alone: results are the same bits on any device.
 """
 

@@ -6,8 +6,8 @@ once where it is short (a persistent reduction; what one phase makes stays in re
 next), else a block at a time in a loop. Reductions along the memory (columns) are the same code
 with other block sizes.
 
-Reductions over much with few results were split before (``compiler.split``), so that enough programs
-run at a time.
+Reductions over much with few results were split before (``compiler.split``), so that enough
+programs run at a time.
 """
 
 from __future__ import annotations

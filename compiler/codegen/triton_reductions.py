@@ -1,8 +1,8 @@
 """Reductions in Triton: a block of partial results, taken in block by block, and its end.
 
 Where the whole length is one block, ``finish`` reduces the values themselves; in a loop, ``start``
-and ``update`` keep a block of accumulators, and ``finish`` reduces these. The order of a sum depends
-on nothing but the block sizes.
+and ``update`` keep a block of accumulators, and ``finish`` reduces these. The order of a sum
+depends on nothing but the block sizes.
 """
 
 from __future__ import annotations

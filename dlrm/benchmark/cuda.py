@@ -1,9 +1,9 @@
 """The GPU table: our compiler beside its peers on one CUDA device, within a given time.
 
 Rows as on the CPU: inference in f32 and bf16, a training step with row-wise Adagrad on the tables,
-embedding bags alone. Peers take turns on new ids, must agree before anything is timed, and are shown
-by their medians; a call is timed from its start until the device is done. The floor is measured in
-the same run: the best rate of a matrix product, and the speed of a copy.
+embedding bags alone. Peers take turns on new ids, must agree before anything is timed, and are
+shown by their medians; a call is timed from its start until the device is done. The floor is
+measured in the same run: the best rate of a matrix product, and the speed of a copy.
 
 Parts run in order of what matters most. What does not fit into the time is left out, with a line
 that says so; TorchInductor's max-autotune, which searches longest, first.
@@ -41,6 +41,7 @@ BATCHES = (8192, 65536)
 SHAPE = "kaggle-1m"
 SEARCH_SECONDS = 60.0  # that TorchInductor's max-autotune may take for one model
 COPY_BYTES = 2**30
+CUDA = torch.device("cuda")
 OWN_MODES = ("default", "reduce-overhead")
 
 
@@ -139,7 +140,7 @@ class GpuSuite(Suite):
     """The parts, until ``end`` (of time.perf_counter)."""
 
     end: float = float("inf")
-    device: torch.device = torch.device("cuda")
+    device: torch.device = CUDA
 
     def _tasks(self) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
         if reason := why_no_fbgemm():

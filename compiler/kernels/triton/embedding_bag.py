@@ -1,9 +1,9 @@
 """Grouped embedding bag: any number of tables of one width in one launch (see
 kernels/embedding_bag.py).
 
-A program pools a block of bags of one table. All its lanes read the next id of their bags at a time,
-so as many rows are under way as the block has bags. Ids out of range count for nothing and are
-reported.
+A program pools a block of bags of one table. All its lanes read the next id of their bags at a
+time, so as many rows are under way as the block has bags. Ids out of range count for nothing and
+are reported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def forward_kernel(
         largest = tl.full((B, D), float("-inf"), tl.float32)
         won = tl.full((B, D), -1, tl.int32)
     length = (end - begin).to(tl.int32)
-    for step in range(0, tl.max(length, 0)):
+    for step in range(tl.max(length, 0)):
         inside = step < length
         place = begin + step
         found = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
@@ -125,7 +125,7 @@ def weight_gradients_kernel(
     inside = (bag < BATCH)[:, None] & (d < WIDTH)
     place_of_g = begins(pooled + bag.to(tl.int64) * tl.load(own + POOLED_ROW), ALIGNED)
     g = tl.load(place_of_g[:, None] + d, mask=inside, other=0.0).to(tl.float32)
-    for step in range(0, tl.max(end - begin, 0)):
+    for step in range(tl.max(end - begin, 0)):
         place = begin + step
         found = tl.load(ids + place, mask=place < end, other=0).to(tl.int64)
         good = (place < end) & (found >= 0) & (found < rows) & (found != padding)

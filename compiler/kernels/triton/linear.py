@@ -1,7 +1,7 @@
-"""Linear layers with bias and activation in one kernel, and their gradients (see kernels/linear.py).
+"""Linear layers with bias and activation in one kernel, and their gradients: see kernels/linear.py.
 
-Products run on tensor cores: f16 and bf16 as they are, f32 as three products of TF32 (3xTF32, Ootomo
-and Yokota 2022), which keeps about 22 of its 24 bits, or as one where the user allows TF32
+Products run on tensor cores: f16 and bf16 as they are, f32 as three products of TF32 (3xTF32,
+Ootomo and Yokota 2022), which keeps about 22 of its 24 bits, or as one where the user allows TF32
 (``torch.set_float32_matmul_precision``). Sums are f32. The gradient of a weight is cut along the
 batch, and the parts are added in a fixed order: no atomics, the same bits each time.
 """
@@ -101,7 +101,7 @@ def sum_parts_kernel(parts, out, size, count, BLOCK: tl.constexpr):
     """out (size,) = the sum of parts (count, size), in order."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for k in range(0, count):
+    for k in range(count):
         total += tl.load(parts + k * size + i, mask=i < size, other=0.0)
     tl.store(out + i, total, mask=i < size)
 

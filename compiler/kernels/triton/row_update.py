@@ -3,10 +3,10 @@ kernels/row_update.py).
 
 Every id becomes a key (its table's first key plus its row), and the keys are sorted with their
 positions. Programs take blocks of sorted positions, where equal keys are runs: a run that lies
-within a block is summed and its row updated at once; one that crosses a block's end leaves a partial
-sum for each block, and a second kernel adds these in order and updates the row. No atomics, no
-gradient of a table, none per id, and nothing waits for the device: results are the same bits each
-time, however many programs run.
+within a block is summed and its row updated at once; one that crosses a block's end leaves a
+partial sum for each block, and a second kernel adds these in order and updates the row. No atomics,
+no gradient of a table, none per id, and nothing waits for the device: results are the same bits
+each time, however many programs run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def keys_kernel(
     bad_at = tl.full((B,), NOWHERE, tl.int64)
     bad_id = tl.full((B,), 0, tl.int64)
     counted = tl.zeros((B,), tl.int32)
-    for step in range(0, longest):
+    for step in range(longest):
         place = begin + step
         inside = place < end
         found = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
@@ -93,7 +93,7 @@ def keys_kernel(
         weighted = tl.load(own + WEIGHTS) != 0
         share = 1.0 / tl.maximum(counted, 1).to(tl.float32)
         share = tl.where(mode == MEAN, share, 1.0)
-        for step in range(0, longest):
+        for step in range(longest):
             place = begin + step
             scale = tl.load(weights + place, mask=(place < end) & weighted, other=1.0) * share
             tl.store(scales + first + place, scale, mask=place < end)

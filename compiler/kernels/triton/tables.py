@@ -119,7 +119,7 @@ def group(
     argmax: Sequence[Tensor] | None = None, states: Sequence[Any] | None = None,
     chosen: Sequence[int] | None = None,
 ) -> Group:  # fmt: skip
-    """The ``chosen`` tables (all), of one width, type and number of bags, as a launch takes them."""
+    """The ``chosen`` tables (all), of one width, type and number of bags, for a launch."""
     chosen = range(len(tables)) if chosen is None else chosen
     wide = any(bags.ids[f].dtype == torch.int64 for f in chosen)
     id_type = torch.int64 if wide else torch.int32
@@ -142,7 +142,8 @@ def group(
             0 if weight is None else weight.data_ptr(),
             -1 if padding is None else bags.padding_of(f, table.shape[0]), bags.modes[f],
             part.data_ptr(), part.stride(0), 0 if argmax is None else argmax[f].data_ptr(),
-            key, position, *(state[s].data_ptr() if s in state else 0 for s in ("squares", "moment")),
+            key, position,
+            *(state[s].data_ptr() if s in state else 0 for s in ("squares", "moment")),
         ]  # fmt: skip
         key += table.shape[0]
         position += ids.numel()
@@ -156,7 +157,8 @@ def group(
             "DTYPE": TYPES[tables[first].dtype], "ID": ID_TYPES[id_type],
             "OFFSET": ID_TYPES[offset_type], "HAS_OFFSETS": bags.offsets is not None,
             "HAS_LAST": bags.include_last_offset, "HAS_WEIGHTS": weighted,
-            "HAS_MAX": 2 in modes, "ALIGNED": _aligned(rows, tables[first], pooled, width), "D": triton.next_power_of_2(width),
+            "HAS_MAX": 2 in modes, "ALIGNED": _aligned(rows, tables[first], pooled, width),
+            "D": triton.next_power_of_2(width),
         },
     )  # fmt: skip
 
@@ -164,8 +166,10 @@ def group(
 def _aligned(rows: Sequence[int], table: Tensor, pooled: Any, width: int) -> bool:
     """Whether rows of tables, state and pooled vectors all begin at multiples of 16 bytes."""
     part = pooled if isinstance(pooled, Tensor) else pooled[0]
-    sizes = {"row": table.element_size(), "pooled_row": part.element_size(), "table": 1, "pooled": 1,
-             "squares": 1, "moment": 1}  # fmt: skip
+    sizes = {
+        "row": table.element_size(), "pooled_row": part.element_size(),
+        **dict.fromkeys(("table", "pooled", "squares", "moment"), 1),
+    }  # fmt: skip
     return width % 4 == 0 and all(
         value * sizes.get(NAMES[k % len(NAMES)], 0) % 16 == 0 for k, value in enumerate(rows)
     )

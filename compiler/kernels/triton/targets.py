@@ -1,8 +1,8 @@
 """What kernels take of a GPU, found without one: they are compiled for it, and the result is read.
 
 NVIDIA's binaries are read by ``cuobjdump``, which comes with Triton; for AMD the notes in the
-assembly say it. A spill is a register moved to memory: a kernel that spills is slow. Kernels have no
-other use for a thread's own memory (its stack), so all of that counts.
+assembly say it. A spill is a register moved to memory: a kernel that spills is slow. Kernels have
+no other use for a thread's own memory (its stack), so all of that counts.
 """
 
 from __future__ import annotations

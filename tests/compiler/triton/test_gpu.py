@@ -65,9 +65,14 @@ def test_dlrm_steps_with_fused_updates() -> None:
 def test_a_bad_id_is_raised_when_the_device_is_done() -> None:
     model, (dense, ids, offsets) = dlrm(sparse=False)
     ids[1][4] = 7
-    with torch.no_grad(), pytest.raises(BagError, match="id 7 at position 4"):
-        torch.compile(model, backend="dlrm")(dense, ids, offsets)
+    run = torch.compile(model, backend="dlrm")
+
+    def call() -> None:
+        run(dense, ids, offsets)
         problems.raise_found()
+
+    with torch.no_grad(), pytest.raises(BagError, match="id 7 at position 4"):
+        call()
 
 
 def test_a_call_can_be_captured() -> None:

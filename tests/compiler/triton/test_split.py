@@ -45,7 +45,7 @@ def test_columns_have_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "function, shape",
+    ("function", "shape"),
     [
         (lambda x: x.sum(1), (8192, 4096)),  # rows enough
         (lambda x: x.sum(), (40, 50)),  # short

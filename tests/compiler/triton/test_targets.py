@@ -66,7 +66,7 @@ INTERACTION = {
     "ALIGNED": True,
 }
 # a launch makes constants of strides of 1
-TURNED = {"x_column": 1, "weight_row": 1}
+TURNED = {"x_column": 1, "weight_row": 1, "ACTIVATION": "relu", "UPCAST": False}
 LINEAR = {
     "x_column": 1,
     "weight_column": 1,
@@ -77,11 +77,15 @@ LINEAR = {
 }
 RUNS = {"GRAD": "f32", "HAS_SCALES": True, "HAS_MAX": False, "ALIGNED": True, "C": 32, "D": 64}
 CASES = {
-    "linear f32": Case("linear.linear_kernel", "f32", {**LINEAR, "BM": 64, "BN": 64, "BK": 32}, 168),
-    "linear bf16": Case("linear.linear_kernel", "bf16", {**LINEAR, "BM": 128, "BN": 128, "BK": 64}, 160, 8),
+    "linear f32": Case(
+        "linear.linear_kernel", "f32", {**LINEAR, "BM": 64, "BN": 64, "BK": 32}, 224,
+    ),
+    "linear bf16": Case(
+        "linear.linear_kernel", "bf16", {**LINEAR, "BM": 128, "BN": 128, "BK": 64}, 220, 8,
+    ),
     "linear f16, backward": Case(
         "linear.linear_kernel", "f16",
-        {**{k: v for k, v in LINEAR.items() if k != "weight_column"}, **TURNED, "HAS_BIAS": False, "HAS_SAVED": True, "BM": 128, "BN": 64, "BK": 64}, 168,
+        {**TURNED, "HAS_BIAS": False, "HAS_SAVED": True, "BM": 128, "BN": 64, "BK": 64}, 255,
     ),
     "weight gradient f32": Case(
         "linear.weight_gradient_kernel", "f32",
@@ -105,15 +109,15 @@ CASES = {
     ),
     "keys": Case(
         "row_update.keys_kernel", "f32",
-        {"ID": "i64", "OFFSET": "i64", "HAS_OFFSETS": True, "HAS_LAST": True, "HAS_SCALES": True, "B": 128},
-        64,
+        {k: v for k, v in BAGS.items() if k != "D"} | {"HAS_SCALES": True, "B": 128}, 64,
     ),
     "update, row-wise Adagrad": Case(
-        "row_update.runs_kernel", "f32", {**RUNS, "KIND": "rowwise_adagrad"}, 160,
+        "row_update.runs_kernel", "f32", {**RUNS, "KIND": "rowwise_adagrad"}, 160, 8,
     ),
-    "update, SGD, bf16": Case("row_update.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 160),
+    "update, SGD, bf16": Case("row_update.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 160, 8),
     "update of long runs": Case(
-        "row_update.long_runs_kernel", "f32", {"KIND": "adagrad", "ALIGNED": True, "C": 32, "G": 32, "D": 64}, 160,
+        "row_update.long_runs_kernel", "f32",
+        {"KIND": "adagrad", "ALIGNED": True, "C": 32, "G": 32, "D": 64}, 160, 8,
     ),
 }  # fmt: skip
 MULTIPLES = (
@@ -216,7 +220,8 @@ def generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[
         return make_boxed_func(gm.forward)
 
     run = aot_function(
-        function, fw_compiler=compile_, bw_compiler=compile_, decompositions=compat.decompositions(),
+        function, fw_compiler=compile_, bw_compiler=compile_,
+        decompositions=compat.decompositions(),
         partition_fn=compat.min_cut_rematerialization_partition,
     )  # fmt: skip
     outputs = run(*inputs)

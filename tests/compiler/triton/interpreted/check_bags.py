@@ -67,7 +67,8 @@ def test_bags(name: str, width: int) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     if case.get("weighted"):
         for a, b in zip(
-            faces.weight_gradients(tables, bags, g), embedding_bag.weight_gradients(tables, bags, g),
+            faces.weight_gradients(tables, bags, g),
+            embedding_bag.weight_gradients(tables, bags, g),
             strict=True,
         ):  # fmt: skip
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -138,7 +139,9 @@ def test_bad_ids_are_reported_and_count_for_nothing(bad: int) -> None:
         faces.update_bags([table], bags, torch.ones(2, 1, 4), Update("sgd", 1.0), [{}])
 
 
-@pytest.mark.parametrize("offsets, at, value", [([1, 2], 0, 1), ([0, 5], 1, 5), ([0, 2, 1], 2, 1)])
+@pytest.mark.parametrize(
+    ("offsets", "at", "value"), [([1, 2], 0, 1), ([0, 5], 1, 5), ([0, 2, 1], 2, 1)]
+)
 def test_bad_offsets_are_reported(offsets: list[int], at: int, value: int) -> None:
     bags = Bags([torch.tensor([0, 1, 2])], [torch.tensor(offsets)])
     with pytest.raises(BagError, match=rf"offsets\[{at}\] is {value}"):

@@ -22,9 +22,8 @@ TRITON = {"target": "triton"}
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh() -> None:
     torch._dynamo.reset()
-    yield
 
 
 @pytest.fixture

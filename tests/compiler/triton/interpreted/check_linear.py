@@ -23,7 +23,7 @@ DTYPES = list(TOLERANCE)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "rows, inputs, outputs", [(1, 1, 1), (37, 45, 29), (130, 16, 70), (5, 70, 1)]
+    ("rows", "inputs", "outputs"), [(1, 1, 1), (37, 45, 29), (130, 16, 70), (5, 70, 1)]
 )
 def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
@@ -93,7 +93,7 @@ def test_the_gradient_of_a_weight_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
 CASES = [(2, 4), (5, 8), (17, 16), (27, 16), (33, 20), (3, 130)]
 
 
-@pytest.mark.parametrize("count, width", CASES)
+@pytest.mark.parametrize(("count", "width"), CASES)
 @pytest.mark.parametrize("upper", [False, True])
 def test_interaction(count: int, width: int, upper: bool) -> None:
     torch.manual_seed(count)
