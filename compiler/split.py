@@ -3,8 +3,8 @@
 A program of a GPU kernel reduces whole rows. The sum of a million numbers would be one program, the
 column sums of a matrix (B, 512) eight, on a device that runs hundreds at a time. So such a
 reduction becomes one to ``ceil(n / chunk)`` partial results, and one over these; both are ordinary
-loop operations, which the scheduler fuses with what comes before and after. The cuts depend on shapes
-alone: results are the same bits on any device.
+loop operations, which the scheduler fuses with what comes before and after. The cuts depend on
+shapes alone: results are the same bits on any device.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from compiler.rename import rename
 from compiler.schedule import is_column
 
 ENOUGH = 256  # programs that fill a device
-SHORT = 2048  # lengths up to here stay whole
+SHORT = 8192  # lengths up to here stay whole
+SHORT_COLUMNS = 1024  # the same down a column, where a program has many columns
 PART = 1024  # numbers that one program reduces, about
-PART_COLUMNS = 256  # the same down a column: a program has many columns
+PART_COLUMNS = 256  # the same down a column
 WIDTH = 64  # columns of a program
 
 
@@ -47,9 +48,10 @@ def _split(graph: Graph, op: object) -> list[LoopOp] | None:
     if not isinstance(op, LoopOp) or not op.reduce or op.reduce.startswith("arg") or not op.inner:
         return None
     rows, length = product([x.size for x in op.outer]), product([x.size for x in op.inner])
-    if not rows.is_number or (length.is_number and int(length) <= SHORT):
-        return None
     column = is_column(op)
+    short = SHORT_COLUMNS if column else SHORT
+    if not rows.is_number or (length.is_number and int(length) <= short):
+        return None
     if int(rows) >= ENOUGH * (WIDTH if column else 1):
         return None
     first, rest = op.inner[0], op.inner[1:]

@@ -23,7 +23,7 @@ from compiler.codegen.triton import Kernel, group_kernels, hold_in_registers
 from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer, Index, Integer
 from compiler.kernels.entry import raise_problem
-from compiler.runtime.launch import NARROW, Launch, module
+from compiler.runtime.triton_launch import NARROW, Launch, module
 from compiler.runtime.problems import Record
 from compiler.schedule import Group, Step, in_registers
 

@@ -76,7 +76,7 @@ def forward_kernel(
         bad_step = tl.minimum(bad_step, tl.where(inside & (known == 0), step, NEVER))
         good = inside & known & (found != padding)
         wanted = good[:, None] & (d < WIDTH)
-        place_of = begins(table + found * row, ALIGNED)[:, None] + d
+        place_of = begins(table, found * row, ALIGNED)[:, None] + d
         numbers = tl.load(place_of, mask=wanted, other=0.0).to(tl.float32)
         counted += good.to(tl.int32)
         if HAS_MAX:
@@ -100,7 +100,7 @@ def forward_kernel(
             tl.store(argmax + bag[:, None] * WIDTH + d, won, mask=stored & (mode == MAX))
     out = tl.load(own + POOLED).to(tl.pointer_type(OUT))
     step_out = tl.load(own + POOLED_ROW)
-    place_out = begins(out + bag.to(tl.int64) * step_out, ALIGNED)
+    place_out = begins(out, bag.to(tl.int64) * step_out, ALIGNED)
     tl.store(place_out[:, None] + d, total.to(OUT), mask=stored)
 
 
@@ -123,14 +123,14 @@ def weight_gradients_kernel(
     to = tl.load(gradients + f).to(tl.pointer_type(tl.float32))
     pooled = tl.load(own + POOLED).to(tl.pointer_type(OUT))
     inside = (bag < BATCH)[:, None] & (d < WIDTH)
-    place_of_g = begins(pooled + bag.to(tl.int64) * tl.load(own + POOLED_ROW), ALIGNED)
+    place_of_g = begins(pooled, bag.to(tl.int64) * tl.load(own + POOLED_ROW), ALIGNED)
     g = tl.load(place_of_g[:, None] + d, mask=inside, other=0.0).to(tl.float32)
     for step in range(tl.max(end - begin, 0)):
         place = begin + step
         found = tl.load(ids + place, mask=place < end, other=0).to(tl.int64)
         good = (place < end) & (found >= 0) & (found < rows) & (found != padding)
         wanted = good[:, None] & (d < WIDTH)
-        place_of = begins(table + found * row, ALIGNED)[:, None] + d
+        place_of = begins(table, found * row, ALIGNED)[:, None] + d
         numbers = tl.load(place_of, mask=wanted, other=0.0).to(tl.float32)
         tl.store(to + place, tl.sum(tl.where(wanted, numbers * g, 0.0), 1), mask=place < end)
 

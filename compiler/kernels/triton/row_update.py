@@ -112,7 +112,7 @@ def _gradient(
     pooled = tl.load(own + POOLED, mask=active, other=0).to(tl.pointer_type(GRAD))
     step = tl.load(own + POOLED_ROW, mask=active, other=0)
     wanted = active[:, None] & (d < WIDTH)
-    g = tl.load(begins(pooled + bag * step, ALIGNED)[:, None] + d, mask=wanted, other=0.0).to(
+    g = tl.load(begins(pooled, bag * step, ALIGNED)[:, None] + d, mask=wanted, other=0.0).to(
         tl.float32
     )
     if HAS_SCALES:
@@ -137,7 +137,7 @@ def _update(
     row = key.to(tl.int64) - tl.load(own + FIRST_KEY, mask=done, other=0)
     table = tl.load(own + TABLE, mask=done, other=0).to(tl.pointer_type(DTYPE))
     wanted = done[:, None] & (d < WIDTH)
-    table = begins(table + row * tl.load(own + ROW, mask=done, other=0), ALIGNED)
+    table = begins(table, row * tl.load(own + ROW, mask=done, other=0), ALIGNED)
     place = table[:, None] + d
     if KIND == "write":
         tl.store(place, g.to(DTYPE), mask=wanted)
@@ -155,7 +155,7 @@ def _update(
                 tl.store(squares, now, mask=done)
                 step = lr * g / (tl.sqrt(now) + eps)[:, None]
             else:
-                squares = begins(base + row * WIDTH, ALIGNED)[:, None] + d
+                squares = begins(base, row * WIDTH, ALIGNED)[:, None] + d
                 now = tl.load(squares, mask=wanted, other=0.0)
                 if KIND == "adagrad":
                     now += g * g
@@ -163,7 +163,7 @@ def _update(
                 else:  # adam
                     moments = tl.load(own + MOMENT, mask=done, other=0)
                     moments = moments.to(tl.pointer_type(tl.float32))
-                    at = begins(moments + row * WIDTH, ALIGNED)[:, None] + d
+                    at = begins(moments, row * WIDTH, ALIGNED)[:, None] + d
                     m = tl.load(at, mask=wanted, other=0.0) * first + g * (1.0 - first)
                     now = now * second + g * g * (1.0 - second)
                     tl.store(at, m, mask=wanted)
@@ -207,7 +207,7 @@ def runs_kernel(
     going_on = start & (following < N)
     going_on = going_on & (tl.load(keys + following, mask=going_on, other=NONE) == key)
     # parts of longer runs: slot 0 for one that came in, slot 1 for one that begins here
-    part = begins(partial + (2 * block + opens.to(tl.int64)) * WIDTH, ALIGNED)[:, None] + d
+    part = begins(partial, (2 * block + opens.to(tl.int64)) * WIDTH, ALIGNED)[:, None] + d
     tl.store(part, total, mask=(start & (going_on | (opens == 0)))[:, None] & (d < WIDTH))
     done = opens & (going_on == 0)
     position = tl.load(order + at, mask=done, other=0)
@@ -233,12 +233,12 @@ def long_runs_kernel(
     start = crosses & (came_in == 0)
     inside = start[:, None] & (d < WIDTH)
     total = tl.load(
-        begins(partial + (2 * block + 1) * WIDTH, ALIGNED)[:, None] + d, mask=inside, other=0.0
+        begins(partial, (2 * block + 1) * WIDTH, ALIGNED)[:, None] + d, mask=inside, other=0.0
     )
     active = start
     following = block + 1
     while tl.max(active.to(tl.int32), 0) > 0:
-        part = begins(partial + 2 * following * WIDTH, ALIGNED)[:, None] + d
+        part = begins(partial, 2 * following * WIDTH, ALIGNED)[:, None] + d
         total += tl.load(part, mask=active[:, None] & (d < WIDTH), other=0.0)
         end = following * C + C - 1
         active = active & (end + 1 < N)

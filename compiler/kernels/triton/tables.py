@@ -34,8 +34,9 @@ MEAN, MAX = tl.constexpr(1), tl.constexpr(2)  # as in compiler.kernels.bags.MODE
 
 
 @triton.jit
-def begins(address, ALIGNED: tl.constexpr):
+def begins(base, numbers, ALIGNED: tl.constexpr):
     """Addresses (n,) of rows, which are multiples of 16 bytes if ALIGNED: four f32 are one load."""
+    address = base + numbers  # here, as the hint belongs to the operation that makes the address
     if ALIGNED:
         address = tl.multiple_of(address, [16])
     return address

@@ -233,7 +233,7 @@ def generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_generated_kernels(name: str) -> None:
-    from compiler.runtime import launch
+    from compiler.runtime import triton_launch as launch
 
     function, inputs = graphs()[name]
     kernels = [(m, kernel) for m in generated(function, inputs) for kernel in m.kernels]

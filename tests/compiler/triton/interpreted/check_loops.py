@@ -106,7 +106,7 @@ def test_bools() -> None:
     ), a, b)  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(5, 70), (3, 5000), (70, 17), (2500, 3), (1, 1), (4, 1)])
+@pytest.mark.parametrize("shape", [(5, 70), (3, 5000), (70, 17), (2500, 3), (12000, 1), (1, 1), (4, 1)])
 def test_reductions(shape: tuple[int, int]) -> None:
     """Persistent, looped, down columns, and cut in two."""
     x = torch.randn(shape)
@@ -153,7 +153,7 @@ def test_views_pads_and_concatenations() -> None:
     check(lambda x, y: (
         x.t() + 1, torch.cat([x * 2, y], 1), F.pad(x, (2, 1), value=3.0) * 2, x[:, 2:7] * x[:, 3:8],
         x.flip(1), x.repeat(2, 3), x.view(3, 20).sum(1), x[:, ::3] + 1, torch.stack([x, x + 1], 2),
-        x.unfold(1, 3, 2).sum(2), x.diagonal() * 2, x.expand(2, 6, 10) + 1, torch.tril(x),
+        x.diagonal() * 2, x.expand(2, 6, 10) + 1, torch.tril(x),
         x.roll(1, 0),
     ), x, y)  # fmt: skip
     check(lambda x: x.slice_scatter(x[:, :3] * 2, 1, 2, 5), x)
@@ -177,7 +177,7 @@ def test_lookups(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [11, -1])
 def test_a_bad_index_is_an_error(bad: int) -> None:
     run = torch.compile(
-        lambda t, i: F.embedding(i, t) + 1, backend="dlrm", options={"target": "triton"}
+        lambda t, i: t.index_select(0, i) + 1, backend="dlrm", options={"target": "triton"}
     )
     table = torch.randn(11, 6)
     good = torch.tensor([0, 10])
