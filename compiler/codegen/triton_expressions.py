@@ -61,6 +61,8 @@ def form(node: Op) -> str | None:
     dtype = node.args[0].dtype if node.dtype == torch.bool else node.dtype
     if node.dtype == torch.bool and dtype == torch.bool and node.name in BOOL:
         return BOOL[node.name]
+    if dtype == torch.uint8 and node.name == "bitwise_not":
+        return "{0} ^ 255"
     if not dtype.is_floating_point and node.name in INTEGER:
         return INTEGER[node.name]
     if dtype == torch.float64 and node.name in SINGLE:

@@ -23,6 +23,7 @@ from compiler.codegen.triton import Kernel, group_kernels, hold_in_registers
 from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer, Index, Integer
 from compiler.kernels.entry import raise_problem
+from compiler.kernels.triton import interpreted
 from compiler.runtime.triton_launch import NARROW, Launch, module
 from compiler.runtime.problems import Record
 from compiler.schedule import Group, Step, in_registers
@@ -59,6 +60,11 @@ class TritonModule:
 
     def load(self) -> Callable[[list[Any]], Sequence[Any]]:
         """The function of the graph's inputs, in a list that it clears."""
+        if self.device.type == "cpu" and not interpreted():
+            raise ValueError(
+                "target='triton' on CPU tensors runs in Triton's interpreter: set "
+                "TRITON_INTERPRET=1 before Python starts, or leave target out"
+            )
         self.record = Record(self.device, self._raise)
         scope: dict[str, Any] = {
             **self.constants, **self.targets, **wrapper.RUNTIME, "kept": [],

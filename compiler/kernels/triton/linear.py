@@ -8,7 +8,8 @@ batch, and the parts are added in a fixed order: no atomics, the same bits each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from compiler.kernels.triton import interpreted, scalar
+from compiler.runtime import autotune
 
 MOST = 128  # of a block's sides
 PART = 2048  # rows of the batch that one program sums, for the gradient of a weight
@@ -127,18 +129,61 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if torch.get_float32_matmul_precision() != "highest" else "tf32x3"
 
 
-def blocks(rows: int, columns: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """BM, BN, BK and warps for a product (rows, columns).
+class Blocks(NamedTuple):
+    """Sides of the blocks of a product (BM, BN, BK), warps, and loads under way at a time."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int = 3
+
+    def keywords(self) -> dict[str, int]:
+        """As ``linear_kernel`` takes them."""
+        return {
+            "BM": self.bm, "BN": self.bn, "BK": self.bk, "num_warps": self.warps,
+            "num_stages": self.stages,
+        }  # fmt: skip
+
+
+def blocks(rows: int, columns: int, dtype: torch.dtype) -> Blocks:
+    """The heuristic's choice for a product (rows, columns).
 
     >>> blocks(8192, 256, torch.bfloat16)
-    (128, 128, 64, 8)
+    Blocks(bm=128, bn=128, bk=64, warps=8, stages=3)
     >>> blocks(8192, 1, torch.float32)
-    (64, 16, 32, 4)
+    Blocks(bm=64, bn=16, bk=32, warps=4, stages=3)
     """
     wide = dtype != torch.float32
     bm = min(128 if wide and columns > 32 else 64, max(16, triton.next_power_of_2(rows)))
     bn = min(MOST if wide else 64, max(16, triton.next_power_of_2(columns)))
-    return bm, bn, 64 if wide else 32, 8 if bm * bn >= 128 * 128 else 4
+    return Blocks(bm, bn, 64 if wide else 32, 8 if bm * bn >= 128 * 128 else 4)
+
+
+def candidates(rows: int, columns: int, dtype: torch.dtype) -> list[Blocks]:
+    """What is measured on a GPU: the heuristic's choice, and its neighbours."""
+    first = blocks(rows, columns, dtype)
+    found = [first, first._replace(stages=4), first._replace(bm=max(16, first.bm // 2), warps=4)]
+    if columns > first.bn:
+        found.append(first._replace(bn=2 * first.bn, warps=8))
+    if columns > 64:
+        found.append(first._replace(bn=64, warps=4))
+    return list(dict.fromkeys(b for b in found if b.bm * b.bn <= 128 * 256))
+
+
+_chosen: dict[tuple[Any, ...], Blocks] = {}
+
+
+def _choose(key: tuple[Any, ...], device: torch.device, run: Callable[[Blocks], None]) -> Blocks:
+    """Measured once for each size, its rows up to a power of 2, and remembered between runs."""
+    if key not in _chosen:
+        rows, columns, _, dtype, _ = key
+        ways = {str(b): b for b in candidates(rows, columns, dtype)}
+        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return blocks(rows, columns, dtype)
+        timed = {name: (lambda b=b: run(b)) for name, b in ways.items()}
+        _chosen[key] = ways[autotune.choose(f"linear {key}", timed, device)]
+    return _chosen[key]
 
 
 def upcast(dtype: torch.dtype) -> bool:
@@ -158,16 +203,18 @@ def linear(
     if rows == 0 or columns == 0:
         return
     x, weight = _near(x), _near(weight)
-    bm, bn, bk, warps = blocks(rows, columns, x.dtype)
-    grid = (triton.cdiv(rows, bm), triton.cdiv(columns, bn))
-    linear_kernel[grid](
-        x, weight, x if bias is None else bias, x if saved is None else saved, out,
-        rows, columns, inner, *x.stride(), *weight.stride(),
-        0 if saved is None else saved.stride(0), out.stride(0),
-        ACTIVATION=activation, HAS_BIAS=bias is not None, HAS_SAVED=saved is not None,
-        PRECISION=precision(x.dtype), UPCAST=upcast(x.dtype), BM=bm, BN=bn, BK=bk,
-        num_warps=warps,
-    )  # fmt: skip
+
+    def run(b: Blocks) -> None:
+        linear_kernel[(triton.cdiv(rows, b.bm), triton.cdiv(columns, b.bn))](
+            x, weight, x if bias is None else bias, x if saved is None else saved, out,
+            rows, columns, inner, *x.stride(), *weight.stride(),
+            0 if saved is None else saved.stride(0), out.stride(0),
+            ACTIVATION=activation, HAS_BIAS=bias is not None, HAS_SAVED=saved is not None,
+            PRECISION=precision(x.dtype), UPCAST=upcast(x.dtype), **b.keywords(),
+        )  # fmt: skip
+
+    turned = weight.stride(0) == 1 and weight.stride(1) != 1
+    run(_choose((triton.next_power_of_2(rows), columns, inner, x.dtype, turned), x.device, run))
 
 
 def _near(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compiler import optim
+from compiler import explain, optim
 from compiler.kernels.bags import BagError
 from compiler.options import listening
 from dlrm.config import DLRMConfig
@@ -165,3 +166,10 @@ def test_options_change_no_result(options: dict[str, bool]) -> None:
     x, w = torch.randn(40, 5), torch.randn(5, 6)
     run = torch.compile(function, backend="dlrm", options={**TRITON, **options})
     torch.testing.assert_close(run(x, w), function(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_explain_shows_the_kernels(tmp_path: Path) -> None:
+    found = explain(lambda x: F.softmax(x, 1), torch.randn(3, 4), folder=tmp_path, target="triton")
+    assert "@triton.jit" in found.stages["inference: Triton"]
+    assert "kernel0(3, (4,)" in found.stages["inference: Python"]
+    assert any(file.name.endswith("Triton.py") for file in tmp_path.iterdir())

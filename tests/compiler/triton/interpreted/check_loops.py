@@ -138,7 +138,7 @@ def test_reductions_over_several_dimensions() -> None:
 @pytest.mark.parametrize("columns", [7, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_runs_row_by_row_is_one_kernel(columns: int, dtype: torch.dtype) -> None:
-    x, w, b = torch.randn(20, columns), torch.randn(columns), torch.randn(columns)
+    x, w, b = torch.randn(8, columns), torch.randn(columns), torch.randn(columns)
     x, w, b = (t.to(dtype) for t in (x, w, b))
     tolerance = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     one = check(lambda x: F.softmax(x * 2, 1), x, **tolerance)
@@ -215,9 +215,9 @@ def test_products_are_pytorchs_in_planned_memory() -> None:
 
 def test_sizes_that_change() -> None:
     def function(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-        return F.softmax(x, 1)[i].sum(0), x.sum(), x.t().contiguous(), x.mean(0), x.shape[0] * x
+        return F.softmax(x, 1)[i].sum(0), x.sum(), x.t() + 1, x.mean(0), x.shape[0] * x
 
     run = torch.compile(function, backend="dlrm", dynamic=True, options={"target": "triton"})
-    for rows in (5, 100, 600):
+    for rows in (5, 60, 300):
         x, i = torch.randn(rows, 9), torch.randint(0, rows, (rows + 1,))
         torch.testing.assert_close(run(x, i), function(x, i), rtol=1e-4, atol=1e-4)
