@@ -83,9 +83,9 @@ def lower(
         elif node.op == "output":
             _finish(graph, node, env, copies)
         elif node.target is aten.copy_.default:  # AOTAutograd puts these last
-            target, source = env[node.args[0]], env[node.args[1]]
-            copies.append((target.layout, _alike(source, target)))
-            env[node] = target
+            changed, source = env[node.args[0]], env[node.args[1]]
+            copies.append((changed.layout, _alike(source, changed)))
+            env[node] = changed
         else:
             env[node] = _call(graph, node, env)
     return graph

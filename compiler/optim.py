@@ -144,7 +144,9 @@ class SparseRows(torch.optim.Optimizer):
         if not state:
             state.update(new_state(self.kind, table))
             if self.kind == "adam":
-                state["steps"] = torch.zeros(())  # not on the table's device: it is read at each step
+                state["steps"] = torch.zeros(
+                    ()
+                )  # not on the table's device: it is read at each step
         if self.kind == "adam":
             state["steps"] += 1
         return state

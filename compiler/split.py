@@ -9,11 +9,13 @@ shapes alone: results are the same bits on any device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from compiler import compat
 from compiler.codegen.types import computed
-from compiler.graph import Graph
+from compiler.graph import Graph, Operation
 from compiler.ir import (
     Const,
     Expr,
@@ -41,10 +43,13 @@ WIDTH = 64  # columns of a program
 
 def split_reductions(graph: Graph) -> None:
     """Replace the graph's long reductions, in place."""
-    graph.ops = [new for op in graph.ops for new in (_split(graph, op) or [op])]
+    found: list[Operation] = []
+    for op in graph.ops:
+        found += _split(graph, op) or [op]
+    graph.ops = found
 
 
-def _split(graph: Graph, op: object) -> list[LoopOp] | None:
+def _split(graph: Graph, op: Operation) -> Sequence[Operation] | None:
     if not isinstance(op, LoopOp) or not op.reduce or op.reduce.startswith("arg") or not op.inner:
         return None
     rows, length = product([x.size for x in op.outer]), product([x.size for x in op.inner])

@@ -122,9 +122,9 @@ class Statements:
 
     def forget(self, axis: str) -> None:
         """Forget what varies along an axis, as that begins anew."""
-        for name, (_, _, axes) in list(self.registers.items()):
+        for buffer, (_, _, axes) in list(self.registers.items()):
             if axis in axes:
-                del self.registers[name]
+                del self.registers[buffer]
         for text, name in list(self.named.items()):
             if axis in self.of(name):
                 del self.named[text]

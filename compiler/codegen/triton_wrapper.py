@@ -19,13 +19,14 @@ from torch import Tensor
 from compiler import memory
 from compiler.codegen import wrapper
 from compiler.codegen.expressions import index_text
-from compiler.codegen.triton import Kernel, group_kernels, hold_in_registers
+from compiler.codegen.triton import group_kernels, hold_in_registers
+from compiler.codegen.triton_kernel import Kernel
 from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer, Index, Integer
 from compiler.kernels.entry import raise_problem
 from compiler.kernels.triton import interpreted
-from compiler.runtime.triton_launch import NARROW, Launch, module
 from compiler.runtime.problems import Record
+from compiler.runtime.triton_launch import NARROW, Launch, module
 from compiler.schedule import Group, Step, in_registers
 
 ALIGN = 128  # bytes: a cache line of a GPU

@@ -16,22 +16,16 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from compiler.kernels.bags import Bags
-from compiler.kernels.row_update import new_state
-from dlrm.batch import Batch
-from dlrm.benchmark import floor, peers, table
-from dlrm.benchmark.bags import RULE
-from dlrm.benchmark.peers import EAGER, INDUCTOR, OURS, TBE, TBE_INDUCTOR
+from dlrm.benchmark import cuda_peers, floor, peers, table
 from dlrm.benchmark.shapes import Draws, Shape, chosen
 from dlrm.benchmark.suite import TOLERANCE, Settings, Suite, losses, updated
-from dlrm.benchmark.tables import DensePart, Tables, build, tbe_inputs, why_no_fbgemm
+from dlrm.benchmark.tables import Tables, why_no_fbgemm
 from dlrm.benchmark.turns import Contestant, Row, race
 from dlrm.errors import InputError
 from dlrm.files import write_json
@@ -42,7 +36,6 @@ SHAPE = "kaggle-1m"
 SEARCH_SECONDS = 60.0  # that TorchInductor's max-autotune may take for one model
 COPY_BYTES = 2**30
 CUDA = torch.device("cuda")
-OWN_MODES = ("default", "reduce-overhead")
 
 
 def device() -> torch.device:
@@ -111,10 +104,11 @@ def measure(shapes: Sequence[Shape], where: torch.device) -> floor.Machine:
             x = torch.randn(rows, inputs, device=where, dtype=dtype)
             weight = torch.randn(outputs, inputs, device=where, dtype=dtype)
             out = x.new_empty(rows, outputs)
-            for who, product in {
+            ways: dict[str, Callable[[], object]] = {
                 "torch.mm": functools.partial(torch.mm, x, weight.t(), out=out),
                 "ours": functools.partial(linear.linear, x, weight, None, "none", out),
-            }.items():
+            }
+            for who, product in ways.items():
                 rate = 2.0 * rows * inputs * outputs / (milliseconds(product) / 1e3)
                 name = f"{who} {rows} x {inputs} x {outputs}"
                 every[f"{kind} {name}"] = rate
@@ -176,13 +170,15 @@ class GpuSuite(Suite):
         one, variants = draw(), self._variants(name)
         batch = len(one)
         if task == "train":
-            found = training(shape, tables, self.settings.optimizer, self.device, variants)
+            found = cuda_peers.training(
+                shape, tables, self.settings.optimizer, self.device, variants
+            )
             result: Callable[[Contestant], Tensor] = lambda c: losses(c, tables, one)  # noqa: E731
             work, kind = floor.training_work(shape, one, self.settings.optimizer), "f32"
             title, tolerance = "train step f32", TOLERANCE["train"]
         else:
             kind = "bf16" if task == "bf16" else "f32"
-            found = inference(shape, tables, kind, self.device, variants)
+            found = cuda_peers.inference(shape, tables, kind, self.device, variants)
             result = lambda c: c.call(one)  # noqa: E731
             work = floor.inference_work(shape, one, floor.NAMES[kind])
             title, tolerance = f"inference {kind}", TOLERANCE[kind]
@@ -196,9 +192,9 @@ class GpuSuite(Suite):
         """The kernels of the tables alone, beside a copy of the bytes that they must move."""
         one, rows = draw(), []
         for title, found, moved in (
-            ("bags forward", bags_forward(shape, tables, one, self.device),
+            ("bags forward", cuda_peers.bags_forward(shape, tables, one, self.device),
              floor.forward_bytes(shape, one)),
-            ("bags update", bags_update(shape, tables, one, self.device),
+            ("bags update", cuda_peers.bags_update(shape, tables, one, self.device),
              floor.update_bytes(shape, one)),
         ):  # fmt: skip
 
@@ -211,167 +207,3 @@ class GpuSuite(Suite):
             row.floor = 1e3 * moved / self.machine.copy
             rows.append(row)
         return rows
-
-
-# ---- contestants -------------------------------------------------------------------------------
-
-
-def inductor(module: Any, variant: str) -> Any:
-    """TorchInductor; max-autotune with CUDA graphs, as its mode of that name has."""
-    mode = None if variant == "default" else variant
-    return torch.compile(module, dynamic=False, mode=mode)
-
-
-def contestant(group: str, variant: str, prepare: Any, run: Any) -> Contestant:
-    """One whose calls are timed until the device is done."""
-    return Contestant(group, variant, prepare, run, wait=torch.cuda.synchronize)
-
-
-def _inputs(where: torch.device) -> Callable[[Batch], Any]:
-    return lambda batch: batch.to(where).inputs()
-
-
-def _for_tbe(where: torch.device) -> Callable[[Batch], Any]:
-    def prepare(batch: Batch) -> Any:
-        there = batch.to(where)
-        return there.dense, *tbe_inputs(there)
-
-    return prepare
-
-
-def inference(
-    shape: Shape, tables: Tables, kind: str, where: torch.device, variants: Sequence[str]
-) -> list[Contestant]:
-    """Contestants that give logits (B,)."""
-    model = build(shape, tables).eval()
-    context = (
-        nullcontext if kind == "f32" else lambda: torch.autocast(where.type, torch.bfloat16)
-    )  # fmt: skip
-
-    def whole(forward: Any) -> Any:
-        def run(inputs: Any) -> Any:
-            with torch.no_grad(), context():
-                return forward(*inputs)
-
-        return run
-
-    found = [contestant(EAGER, "", _inputs(where), whole(model))]
-    found += [
-        contestant(INDUCTOR, v, _inputs(where), whole(inductor(model, v))) for v in variants
-    ]  # fmt: skip
-    if tables.tbe is not None:
-        part = DensePart(model).eval()
-        for group, variant in ((TBE, ""), *((TBE_INDUCTOR, v) for v in variants)):
-            dense = inductor(part, variant) if variant else part
-
-            def with_tbe(dense_in: Tensor, ids: Tensor, offsets: Tensor, f: Any = dense) -> Any:
-                return f(dense_in, tables.tbe(ids, offsets))
-
-            found.append(contestant(group, variant, _for_tbe(where), whole(with_tbe)))
-    found += [
-        contestant(OURS, m, _inputs(where), whole(peers.ours(model, mode=m))) for m in OWN_MODES
-    ]  # fmt: skip
-    return found
-
-
-def training(
-    shape: Shape, tables: Tables, optimizer: str, where: torch.device, variants: Sequence[str]
-) -> list[Contestant]:
-    """Contestants that do a training step and return its loss (see ``peers.training``)."""
-    found = peers.training(shape, tables, optimizer, (EAGER,))
-    for variant in variants:
-        model = build(shape, tables)
-        forward = peers._outside(model, inductor(DensePart(model), variant))
-        found.append(
-            peers._step(
-                INDUCTOR, variant, forward, Batch.inputs, model, optimizer, peers.SparseRows
-            )
-        )
-    if tables.tbe is not None:
-        for group, variant in ((TBE, ""), *((TBE_INDUCTOR, v) for v in variants)):
-            model = build(shape, tables)
-            part = DensePart(model)
-            forward = peers._after_tbe(tables.tbe, inductor(part, variant) if variant else part)
-            found.append(
-                peers._step(group, variant, forward, peers._for_tbe, model, optimizer, None)
-            )
-    for mode in OWN_MODES:
-        model = build(shape, tables)
-        run = peers.ours(model, mode=mode)
-        found.append(
-            peers._step(OURS, mode, run, Batch.inputs, model, optimizer, peers.NativeRows)
-        )  # fmt: skip
-    for one in found:
-        prepare = one.prepare
-        one.prepare = lambda b, p=prepare: p(b.to(where))
-        one.wait = torch.cuda.synchronize
-    return found
-
-
-def bags_forward(shape: Shape, tables: Tables, one: Batch, where: torch.device) -> list[Contestant]:
-    """Contestants that give the pooled vectors, (B, F, d) or (B, F * d)."""
-    import torch.nn.functional as F
-
-    from compiler.kernels.triton import faces
-
-    out = torch.empty(len(one), len(tables.weights), shape.model.dim, device=where)
-
-    def eager(given: Any) -> Tensor:
-        pairs = zip(given[1], tables.weights, given[2], strict=True)
-        with torch.no_grad():
-            return torch.stack(
-                [F.embedding_bag(i, w, o, mode="sum", include_last_offset=True)
-                 for i, w, o in pairs], dim=1,
-            )  # fmt: skip
-
-    def own(given: Any) -> Tensor:
-        faces.pool_into(out, tables.weights, Bags(given[1], given[2], include_last_offset=True))
-        return out
-
-    def tbe(given: Any) -> Any:
-        with torch.no_grad():
-            return tables.tbe(*given[1:])
-
-    found = [contestant(EAGER, "", _inputs(where), eager)]
-    if tables.tbe is not None:
-        found.append(contestant(TBE, "", _for_tbe(where), tbe))
-    return [*found, contestant(OURS, "", _inputs(where), own)]
-
-
-def bags_update(shape: Shape, tables: Tables, one: Batch, where: torch.device) -> list[Contestant]:
-    """Contestants that update the tables from the gradient of the pooled vectors."""
-    from compiler.kernels.triton import faces
-
-    count, width = len(tables.weights), shape.model.dim
-    grad = torch.randn(len(one), count, width, generator=torch.Generator().manual_seed(1))
-    grad = grad.to(where)
-    model = build(shape, tables)
-    optimizer = peers.SparseRows(model.sparse_parameters(), RULE.kind, lr=RULE.lr, eps=RULE.eps)
-    states = [new_state(RULE.kind, w) for w in tables.weights]
-    prepared = _inputs(where)
-
-    def eager_forward(batch: Batch) -> list[Tensor]:
-        _, ids, offsets, _ = prepared(batch)
-        return model.tables(ids, offsets)
-
-    def eager(pooled: list[Tensor]) -> None:
-        torch.autograd.backward(pooled, list(grad.unbind(1)))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def bags_of(batch: Batch) -> Bags:
-        _, ids, offsets, _ = prepared(batch)
-        return Bags(ids, offsets, include_last_offset=True)
-
-    found = [contestant(EAGER, "", eager_forward, eager)]
-    if tables.tbe is not None:
-        flat = grad.flatten(1)
-        found.append(
-            contestant(TBE, "", lambda b: tables.tbe(*_for_tbe(where)(b)[1:]),
-                       lambda pooled: pooled.backward(flat))
-        )  # fmt: skip
-    return [
-        *found,
-        contestant(OURS, "", bags_of,
-                   lambda bags: faces.update_bags(tables.weights, bags, grad, RULE, states)),
-    ]  # fmt: skip

@@ -45,12 +45,13 @@ def draw(
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("width", [1, 16, 24])
+@pytest.mark.parametrize("width", [1, 24])
 def test_bags(name: str, width: int) -> None:
     torch.manual_seed(width)
     case = dict(CASES[name])
     rows = case.pop("rows", ROWS)
-    bags, batch = draw(rows, 37, **case), 37
+    batch = 11
+    bags = draw(rows, batch, **case)
     tables = [torch.randn(n, width) for n in rows]
     out = torch.empty(batch, len(rows), width)
     argmax = [torch.full((batch, width), -1, dtype=torch.int32) for _ in rows]

@@ -11,7 +11,7 @@ import torch
 
 from compiler import compile as compiled
 from dlrm import benchmark
-from dlrm.benchmark import cuda, peers
+from dlrm.benchmark import cuda, cuda_peers, peers
 from dlrm.benchmark.tables import why_no_fbgemm
 
 
@@ -21,10 +21,11 @@ def test_the_table(
     monkeypatch.setattr(cuda, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(cuda, "milliseconds", lambda run, times=1: run() is None or 1.0)
     monkeypatch.setattr(cuda, "COPY_BYTES", 2**10)
+    monkeypatch.setattr(cuda_peers, "OWN_MODES", ("default",))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "the interpreter")
     monkeypatch.setattr(
-        cuda, "inductor", lambda m, v: torch.compile(m, backend="eager", dynamic=False)
+        cuda_peers, "inductor", lambda m, v: torch.compile(m, backend="eager", dynamic=False)
     )
     monkeypatch.setattr(peers, "ours", lambda m, freeze=False, mode="": own(m))
     monkeypatch.setattr("dlrm.benchmark.turns.TURN_SECONDS", 1e-4)

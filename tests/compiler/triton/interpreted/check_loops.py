@@ -106,7 +106,9 @@ def test_bools() -> None:
     ), a, b)  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(5, 70), (3, 5000), (70, 17), (2500, 3), (12000, 1), (1, 1), (4, 1)])
+@pytest.mark.parametrize(
+    "shape", [(5, 70), (3, 5000), (70, 17), (2500, 3), (12000, 1), (1, 1), (4, 1)]
+)
 def test_reductions(shape: tuple[int, int]) -> None:
     """Persistent, looped, down columns, and cut in two."""
     x = torch.randn(shape)
