@@ -116,7 +116,9 @@ CASES = {
     "update, row-wise Adagrad": Case(
         "row_update_kernels.runs_kernel", "f32", {**RUNS, "KIND": "rowwise_adagrad"}, 80, 8,
     ),
-    "update, SGD, bf16": Case("row_update_kernels.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 80, 8),
+    "update, SGD, bf16": Case(
+        "row_update_kernels.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 80, 8,
+    ),
     "update of long runs": Case(
         "row_update_kernels.long_runs_kernel", "f32",
         {"KIND": "adagrad", "ALIGNED": True, "C": 32, "G": 32, "D": 64}, 64, 8,
