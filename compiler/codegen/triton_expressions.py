@@ -49,7 +49,8 @@ INTEGER = {  # where integers need another form
 }  # fmt: skip
 BOOL = {
     "add": "{0} | {1}", "mul": "{0} & {1}", "maximum": "{0} | {1}", "minimum": "{0} & {1}",
-    "bitwise_xor": "{0} != {1}", "bitwise_not": "{0} == 0", "neg": "{0}",
+    "bitwise_xor": "{0} != {1}", "bitwise_not": "{0} == 0",
+    **dict.fromkeys(("neg", "sign", "sgn"), "{0}"),
 }  # fmt: skip
 SINGLE = {"tanh", "gelu_tanh", "log1p", "expm1"}  # made for f32: not for f64
 CHECKED = ("masked", "place", "place_unsigned")
