@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -204,6 +204,36 @@ class Sharded:
         if fused.param_groups:
             fused.zero_grad()  # this is what hands the rate to the kernels
 
+    def compile(self, how: str) -> None:
+        """Compile what comes after the tables, in this process; the lookups stay FBGEMM's."""
+        if how == "dlrm":
+            import compiler  # noqa: F401  # registers the backend
+        self.model.over.compile(backend=how)
+
+    def weights(self) -> dict[str, Any]:
+        """All weights under their names in `dlrm.model.DLRM`; a table as its shards."""
+        return {f"model.{plain_name(n)}": t for n, t in self.whole.state_dict().items()}
+
+    def optimizer_state(self, optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Any]:
+        """The optimizers' state under names that do not depend on how tables are sharded."""
+        found: dict[str, Any] = {}
+        dense = self.dense_parameters()
+        _materialise(optimizers["dense"], dense.values())
+        for name, parameter in dense.items():
+            for slot, value in optimizers["dense"].state[parameter].items():
+                found[f"dense.{plain_name(name)}.{slot}"] = value
+        for name, slots in self.whole.fused_optimizer.state_dict()["state"].items():
+            for slot, value in slots.items():
+                if slot.endswith("momentum1"):
+                    found[f"sparse.{plain_name(name)}.squares"] = value
+        for name, parameter in self.replicated_tables().items():
+            for slot, value in optimizers["copies"].state[parameter].items():
+                if slot == "sum":
+                    rowwise = value.shape[1:] == (1,) and parameter.shape[1] > 1
+                    squares = value.view(-1) if rowwise else value
+                    found[f"sparse.{plain_name(name)}.squares"] = squares
+        return found
+
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that an optimizer of ours updates: all but the sharded tables'."""
         return {
@@ -217,6 +247,24 @@ class Sharded:
             for n, p in self.model.named_parameters()
             if "embedding_bags" in n and n.split(".")[-2] in self._copies
         }
+
+
+def _materialise(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Let the optimizer make the state that it makes at its first step, without a change."""
+    if optimizer.state or isinstance(optimizer, torch.optim.SGD):
+        return
+    kept = [(group, group["lr"]) for group in optimizer.param_groups]
+    for group, _ in kept:
+        group["lr"] = 0.0
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in kept:
+        group["lr"] = rate
+    for slots in optimizer.state.values():
+        if "step" in slots:
+            slots["step"].zero_()
 
 
 def local_shards(weight: Any) -> Iterator[tuple[int, int, Tensor]]:
@@ -246,8 +294,9 @@ def in_backward(optim: Any) -> tuple[Any, dict[str, Any]]:
     }
     if optim.sparse_optimizer not in kinds:
         raise InputError(
-            f"--sparse-optimizer {optim.sparse_optimizer} over several processes: FBGEMM's CPU "
-            f"tables have {', '.join(kinds)}"
+            f"--sparse-optimizer {optim.sparse_optimizer} over several processes: FBGEMM updates "
+            f"tables in its backward, by {', '.join(kinds)}; give --sparse-optimizer "
+            "rowwise_adagrad (and a --sparse-lr that suits it)"
         )
     return kinds[optim.sparse_optimizer]
 
