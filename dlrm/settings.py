@@ -90,7 +90,9 @@ class RunConfig:
 class ScaleConfig:
     """How a run is spread over the processes that torchrun starts."""
 
-    sharding: str = option("auto", "of the tables: auto, a kind, or kind,TABLE=kind (scale/plan.py)")
+    sharding: str = option(
+        "auto", "of the tables: auto, a kind, or kind,TABLE=kind (scale/plan.py)"
+    )
     dense_layers: str = option("ddp", "ddp: a copy on each process; fsdp: cut up")
     plan: bool = option(False, "print where tables would lie, with the cost expected, and end")
 

@@ -193,20 +193,19 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
         f"{len(dataset.dense_names)} dense features"
     )
     report.say(
-        f"model: {trainer.parameter_count():,} parameters, tables take {model.table_bytes() / 2**20:,.1f} MiB; "
-        f"device {trainer.device}, {torch.get_num_threads()} threads"
+        f"model: {trainer.parameter_count():,} parameters, tables take "
+        f"{model.table_bytes() / 2**20:,.1f} MiB; device {trainer.device}, {torch.get_num_threads()} threads"
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
-    elif left > 0:
-        if seconds := trainer.time_step():
-            report.say(
-                f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
-                "(measured on one batch), validation not counted"
-            )
+    elif left > 0 and (seconds := trainer.time_step()):
+        report.say(
+            f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
+            "(measured on one batch), validation not counted"
+        )
 
 
 def _nothing_left(config: TrainConfig, trainer: Trainer, origin: Path) -> str:

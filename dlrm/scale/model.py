@@ -159,8 +159,9 @@ class Sharded:
                 "use --dense-layers ddp"
             )
         found, self.report = plan.make(
-            model, kinds, world.size, plan.device_kind(world.device), batch, group=plan.world_group()
-        )
+            model, kinds, world.size, plan.device_kind(world.device), batch,
+            group=plan.world_group(), rowwise=optim.sparse_optimizer == "rowwise_adagrad",
+        )  # fmt: skip
         with plan.quiet():
             self.whole = DistributedModelParallel(
                 model, device=world.device, plan=found, sharders=[plan.sharder()],
@@ -193,8 +194,7 @@ class Sharded:
 
     def _shards(self, table: int) -> Iterator[tuple[int, int, Tensor]]:
         weight = self.whole.state_dict()[f"tables.ebc.embedding_bags.{tables.name(table)}.weight"]
-        for shard in local_shards(weight):
-            yield shard
+        yield from local_shards(weight)
 
     def tables_lr(self, lr: float) -> None:
         """The learning rate of the next backward's update of the tables."""
@@ -299,4 +299,3 @@ def in_backward(optim: Any) -> tuple[Any, dict[str, Any]]:
             "rowwise_adagrad (and a --sparse-lr that suits it)"
         )
     return kinds[optim.sparse_optimizer]
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
@@ -68,24 +69,38 @@ def make(
     batch: int,
     local: int = 0,
     group: Any = None,
+    rowwise: bool = False,
 ) -> tuple[Any, str]:
     """The plan for ``model``'s tables, and the planner's report: memory and time of each process.
 
     batch: samples per step of each process. local: processes of a machine, all if 0. group: the
     process group that agrees on the plan; None plans for processes that need not be there.
+    rowwise: the optimizer has one number for a row, which a row cut into columns would have several
+    times, each of another value: such plans are left out.
     Raises InputError where no plan fits, with the planner's words.
     """
     tables.require()
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+    from torchrec.distributed.planner import (
+        EmbeddingShardingPlanner,
+        ParameterConstraints,
+        Topology,
+    )
     from torchrec.distributed.planner.types import PlannerError
 
     topology = Topology(
         world_size=processes, compute_device=device, local_world_size=local or processes
     )
-    every = [n for n, _ in model.named_modules() if n.endswith("ebc")]
-    assert every, "the model has no tables to plan for"
+    open_to = [kind for kind in KINDS if not (rowwise and kind == "column_wise")]
+    if rowwise and "column_wise" in kinds.values():
+        raise InputError(
+            "--sharding column_wise with --sparse-optimizer rowwise_adagrad: each part of a row "
+            "would keep a mean of its own columns, so that the run would be another one; use "
+            "--sparse-optimizer adagrad or sgd"
+        )
+    count = len(getattr(model, "config").rows)  # noqa: B009  # a module's attributes are untyped
     asked = {
-        tables.name(f): ParameterConstraints(sharding_types=[kind]) for f, kind in kinds.items()
+        tables.name(f): ParameterConstraints(sharding_types=[kinds[f]] if f in kinds else open_to)
+        for f in range(count)
     }
     planner = EmbeddingShardingPlanner(topology=topology, constraints=asked, batch_size=batch)
     with quiet():
@@ -98,24 +113,34 @@ def make(
             if isinstance(error, RuntimeError) and "No available sharding" not in str(error):
                 raise
             raise InputError(f"--sharding: no plan fits: {str(error).splitlines()[0]}") from None
-    return found, _report(planner, found)
+    return found, _report(planner, found, processes)
 
 
-def _report(planner: Any, found: Any) -> str:
-    """The plan as text, with what the planner expects of each process."""
-    lines = [str(found).strip()]
-    for storage in getattr(planner, "_best_plan", None) or []:
-        shards = ", ".join(
-            f"process {s.rank}: {_size(s.storage)} {s.perf.total:.3f} ms"
-            for s in storage.shards
-            if s.storage is not None and s.perf is not None
-        )
-        lines.append(f"{storage.name}: {storage.sharding_type}: {shards}")
+def _report(planner: Any, found: Any, processes: int) -> str:
+    """The plan as text: each table's place, and what the planner expects of each process.
+
+    A process that was told the plan by another one has no estimates.
+    """
+    chosen = getattr(planner, "_best_plan", None)
+    if not chosen:
+        return str(found).strip()
+    names, wide = {}, max(len(one.name) for one in chosen)
+    memory, time = [0.0] * processes, [0.0] * processes
+    for one in chosen:
+        places = []
+        for shard in one.shards:
+            rank = range(processes) if shard.rank is None else (shard.rank,)  # None: on all
+            for r in rank:
+                memory[r] += (shard.storage.hbm or shard.storage.ddr) / 2**20
+                time[r] += shard.perf.total
+            places.append(f"{shard.size[0]:,} x {shard.size[1]} on {', '.join(map(str, rank))}")
+        names[one.name] = f"{one.name:<{wide}}  {one.sharding_type:<15} {'; '.join(places)}"
+    lines = [names[name] for name in sorted(names, key=lambda n: int(n[1:]))]
+    lines += [
+        f"process {r}: {memory[r]:,.1f} MiB, {time[r]:.3f} ms a step (the planner's estimate)"
+        for r in range(processes)
+    ]
     return "\n".join(lines)
-
-
-def _size(storage: Any) -> str:
-    return f"{(storage.hbm or storage.ddr) / 2**20:,.1f} MiB"
 
 
 @contextmanager
@@ -124,7 +149,8 @@ def quiet() -> Iterator[None]:
     old = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(old)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -29,21 +31,26 @@ GONE = 3  # exit status of a process whose peer is gone
 def train(config: TrainConfig) -> int:
     """Train among the processes that torchrun started; the exit status of this one."""
     tables.require()
-    try:
-        with joined(config.run.device) as world:
-            try:
-                return _train(config, world)
-            finally:
-                gc.collect()  # sharded modules go before the process group does
-    except PeerLost as error:
-        print(f"error: process {os.environ['RANK']}: {error}", file=sys.stderr)
-        return GONE
-    except RuntimeError as error:
-        gone = lost(error)
-        if gone is None:
-            raise
-        print(f"error: process {os.environ['RANK']}: {gone}", file=sys.stderr)
-        return GONE
+    _hush()
+    with joined(config.run.device) as world:
+        try:
+            return _train(config, world)
+        except (PeerLost, RuntimeError) as error:
+            gone = error if isinstance(error, PeerLost) else lost(error)
+            if gone is None:
+                raise
+            print(f"error: process {world.rank}: {gone}", file=sys.stderr, flush=True)
+            os._exit(GONE)  # taking the process group down would wait for the one that is gone
+        finally:
+            gc.collect()  # sharded modules go before the process group does
+
+
+def _hush() -> None:
+    """What TorchRec and DCP warn of here is not the user's to mend."""
+    warnings.filterwarnings("ignore", module=r"torchrec\.|torch\.distributed|torch\.nn\.parallel")
+    warnings.filterwarnings("ignore", module=r"torch\.autograd")
+    for name in ("torchrec", "torch.fx._symbolic_trace"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _train(config: TrainConfig, world: World) -> int:
@@ -71,7 +78,7 @@ def _train(config: TrainConfig, world: World) -> int:
             out.mkdir(parents=True, exist_ok=True)
             held = alone._lock(out)
             alone._begin(config, trainer, origin)
-            report.say(f"{world.size} processes; {trainer.sharded.report}")
+            report.say(f"{world.size} processes\n{trainer.sharded.report}")
             return held
 
         lock = _first(world, begin)

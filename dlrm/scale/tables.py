@@ -1,7 +1,7 @@
 """A model's embedding tables as TorchRec's ``EmbeddingBagCollection``.
 
-The module takes what `dlrm.embeddings.EmbeddingTables` takes and gives what it gives, so the rest of
-the model does not know the difference. On one process it works unsharded; under
+The module takes what `dlrm.embeddings.EmbeddingTables` takes and gives what it gives, so that the
+rest of the model does not know the difference. On one process it works unsharded; under
 ``DistributedModelParallel`` the collection inside is replaced by its shards.
 """
 

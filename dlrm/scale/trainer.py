@@ -53,9 +53,7 @@ class InBackward(torch.optim.Optimizer):
 class ScaledTrainer(Trainer):
     """`Trainer` over a job's processes: the same batches, losses and scores as on one."""
 
-    def __init__(
-        self, config: TrainConfig, dataset: Dataset, report: Report, world: World
-    ) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, report: Report, world: World) -> None:
         self.world, self._asked, self._agreed = world, False, False
         for flag, given in (
             ("--clip", config.optim.clip > 0),
