@@ -110,7 +110,7 @@ def test_scores_are_global(runs):
 @pytest.mark.slow
 def test_a_run_of_two_goes_on_with_one_process(runs, tmp_path):
     middle = runs / "row_wise" / "checkpoints" / "step-000000100"
-    with pytest.raises(checkpoint.CheckpointError, match="python -m dlrm.scale.convert"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"python -m dlrm\.scale\.convert"):
         checkpoint.read_state(middle)
     assert convert(middle, tmp_path / "plain") == "one process"
     train(make_config("tiny", out=str(tmp_path / "on"), resume=str(tmp_path / "plain"),
