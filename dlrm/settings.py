@@ -87,6 +87,17 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """How a run is spread over the processes that torchrun starts."""
+
+    sharding: str = option(
+        "auto", "of the tables: auto, a kind, or kind,TABLE=kind (scale/plan.py)"
+    )
+    dense_layers: str = option("ddp", "ddp: a copy on each process; fsdp: cut up")
+    plan: bool = option(False, "print where tables would lie, with the cost expected, and end")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A whole run: the model, the data, the optimizers, the run."""
 
@@ -96,6 +107,7 @@ class TrainConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    scale: ScaleConfig = dataclasses.field(default_factory=ScaleConfig)
 
     def validate(self) -> None:
         """Raise InputError naming the first argument that cannot be right."""
@@ -107,6 +119,7 @@ class TrainConfig:
         _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
+        _choice("dense_layers", self.scale.dense_layers, ("ddp", "fsdp"))
         if not self.run.out:
             raise InputError("--out: name the folder for checkpoints and summary.json")
         for part in (self.data, self.optim, self.run):

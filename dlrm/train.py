@@ -28,10 +28,12 @@ from dlrm.errors import InputError
 from dlrm.files import named, remove, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
 from dlrm.report import Report
-from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
+from dlrm.scale.world import launched
+from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
-PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig}
+PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
+         "scale": ScaleConfig}  # fmt: skip
 OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
@@ -76,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--preset", default=argparse.SUPPRESS, help=f"{', '.join(PRESETS)} (tiny)")
     flags.add_argument("--config", default="", help="TOML file with tables model, data, optim, run")
-    titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run"}
+    titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run",
+              "scale": "several processes (torchrun)"}  # fmt: skip
     for name, part in PARTS.items():
         cli.add_flags(flags, part, titles[name])
     return flags
@@ -180,12 +183,12 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
     if resume != "auto":
         kept = checkpoint.steps(Path(resume))
         path = kept[-1] if kept else checkpoint.resolve(resume)
-        trainer.restore(path, checkpoint.read_state(path))
+        trainer.restore(path, trainer.read_state(path))
         return path
     damaged = []
     for path in reversed(checkpoint.steps(out)):
         try:
-            state = checkpoint.read_state(path)
+            state = trainer.read_state(path)
         except checkpoint.CheckpointError as error:
             trainer.report.warn(f"{error}; trying the checkpoint before it")
             damaged.append(path)
@@ -212,22 +215,21 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
-    parameters = sum(p.numel() for p in model.parameters())
     report.say(
         f"data: {dataset.name}, {len(reader.split):,} training rows, {len(dataset.rows)} tables, "
         f"{len(dataset.dense_names)} dense features"
     )
     report.say(
-        f"model: {parameters:,} parameters, tables take {model.table_bytes() / 2**20:,.1f} MiB; "
-        f"device {trainer.device}, {torch.get_num_threads()} threads"
+        f"model: {trainer.parameter_count():,} parameters, tables take "
+        f"{model.table_bytes() / 2**20:,.1f} MiB; device {trainer.device}, "
+        f"{torch.get_num_threads()} threads"
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
-    elif left > 0:
-        seconds = trainer.time_step()
+    elif left > 0 and (seconds := trainer.time_step()):
         report.say(
             f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
             "(measured on one batch), validation not counted"
@@ -332,6 +334,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = vars(parser().parse_args(argv))
         config = make_config(toml=given.pop("config"), **given)
         try:
+            if launched():
+                from dlrm.scale.run import train as train_together
+
+                return train_together(config)
             summary = train(config)
         except Interrupted as stop:
             print(stop, file=sys.stderr)

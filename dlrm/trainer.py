@@ -57,21 +57,12 @@ class Trainer:
         self.config, self.dataset, self.report = config, dataset, report
         self.out = Path(config.run.out)
         self.device = pick_device(config.run.device)
-        require_memory(config, self.device)
         torch.manual_seed(config.run.seed)
-        self.model = DLRM(config.model).to(self.device)
-        self.forward = compiled(self.model, config.run.compile)
+        self.model: Any = None
+        self.forward: Any = None
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.build()
         opt = config.optim
-        self.optimizers: dict[str, torch.optim.Optimizer] = {
-            "dense": dense_optimizer(
-                self.model.dense_parameters(),
-                opt.dense_optimizer,
-                opt.dense_lr,
-                opt.dense_weight_decay,
-            )
-        }
-        if tables := self.model.sparse_parameters():
-            self.optimizers["sparse"] = sparse_optimizer(tables, config)
         self.schedules = {
             name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
             for name, o in self.optimizers.items()
@@ -102,6 +93,25 @@ class Trainer:
             if part not in self.dataset.splits or len(self.dataset.splits[part]) == 0:
                 raise InputError(f"{self.dataset.name}: its {name} split has no rows")
             Reader.of(self.dataset, part, self.config.data.batch_size).head()  # checks their ids
+
+    def build(self) -> None:
+        """The model, what is called in its place, and the optimizers."""
+        opt = self.config.optim
+        require_memory(self.config, self.device)
+        self.model = DLRM(self.config.model).to(self.device)
+        self.forward = compiled(self.model, self.config.run.compile)
+        self.optimizers["dense"] = dense_optimizer(
+            self.model.dense_parameters(),
+            opt.dense_optimizer,
+            opt.dense_lr,
+            opt.dense_weight_decay,
+        )
+        if tables := self.model.sparse_parameters():
+            self.optimizers["sparse"] = sparse_optimizer(tables, self.config)
+
+    def parameter_count(self) -> int:
+        """Of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
 
     # ---- one step ------------------------------------------------------------------------------
 
@@ -293,7 +303,7 @@ class Trainer:
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
         best = self.out / "best"
-        checkpoint.load_into(best, checkpoint.read_state(best), self.model)
+        self.read(best, self.read_state(best), weights_only=True)
         scores = self.score("test", self.config.data.limit_test_batches)
         self.report.scores("test", self.at.best_step, scores)
         return scores
@@ -304,8 +314,7 @@ class Trainer:
         """Write a checkpoint; a full disk is reported, and the run goes on with the last one."""
         self.report.flush()
         try:
-            self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
-            checkpoint.prune(self.out, self.config.run.keep)
+            self._save_and_prune()
         except OSError as error:
             self.report.warn(
                 f"step {self.at.step}: checkpoint not saved, training goes on: {explain(error)}"
@@ -313,6 +322,9 @@ class Trainer:
 
     def _save_last(self) -> None:
         self.report.flush()
+        self._save_and_prune()
+
+    def _save_and_prune(self) -> None:
         self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
         checkpoint.prune(self.out, self.config.run.keep)
 
@@ -332,10 +344,25 @@ class Trainer:
             },
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
         }
+        self.write(path, state, weights_only)
+
+    def write(self, path: Path, state: dict[str, Any], weights_only: bool) -> None:
+        """A checkpoint with ``state``."""
         if weights_only:
             checkpoint.save(path, self.model, state)
         else:
             checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """``state.json`` of a checkpoint that ``write`` made, once its files are checked."""
+        return checkpoint.read_state(path)
+
+    def read(self, path: Path, state: dict[str, Any], weights_only: bool = False) -> None:
+        """Put what ``write`` wrote in place."""
+        if weights_only:
+            checkpoint.load_into(path, state, self.model)
+        else:
+            checkpoint.load_into(path, state, self.model, self.optimizers, self.average or ())
 
     def restore(self, path: Path, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of the same run: same settings, same data.
@@ -351,7 +378,7 @@ class Trainer:
                 f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
                 "anew with --overwrite"
             )
-        checkpoint.load_into(path, state, self.model, self.optimizers, self.average or ())
+        self.read(path, state)
         for name, values in state["schedules"].items():
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]
@@ -368,7 +395,7 @@ class Trainer:
         theirs, ours = origin.parent.parent / "best", self.out / "best"
         same_run = ours.exists() and theirs.exists() and ours.samefile(theirs)
         try:
-            found = checkpoint.read_state(theirs)
+            found = self.read_state(theirs)
             if same_run:  # perhaps of a validation that comes again, after which a kill came
                 return
             if found["step"] == self.at.best_step:
