@@ -132,6 +132,11 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
+    if isinstance(state, dict) and state.get("format") == "dlrm-sharded-checkpoint":
+        raise CheckpointError(
+            f"{path}: of a run with several processes; python -m dlrm.scale.convert {path} OUT "
+            "makes of it what one process reads"
+        )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'}: not a checkpoint of this package")
     if state.get("version") != VERSION:

@@ -53,13 +53,14 @@ class Position:
 class Trainer:
     """One run over ``dataset``: ``fit()`` trains, ``test()`` scores the best weights."""
 
+    model: Any  # with the inputs and logits of a DLRM
+    forward: Any  # what is called in its place: compiled, or spread over processes
+
     def __init__(self, config: TrainConfig, dataset: Dataset, report: Report) -> None:
         self.config, self.dataset, self.report = config, dataset, report
         self.out = Path(config.run.out)
         self.device = pick_device(config.run.device)
         torch.manual_seed(config.run.seed)
-        self.model: Any = None
-        self.forward: Any = None
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.build()
         opt = config.optim

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlrm.batch import Batch
 from dlrm.checkpoint import load_model, resolve
-from dlrm.datasets.base import Dataset, gather
+from dlrm.datasets.base import Dataset, load
 from dlrm.errors import InputError
 from dlrm.files import require_writable
 from dlrm.html import Bar, Cell, Mark, Page, number
@@ -118,7 +118,7 @@ def rows_of(
     length = min(-(-rows // stretches), len(split) // stretches)
     ranges = [(row, row + 1) for row in first] + [(start, start + length) for start in starts]
     places = [row for start, stop in ranges for row in range(start, stop)]
-    return gather(split, ranges), places
+    return load(split, ranges).take(None), places
 
 
 def _findings(
