@@ -44,7 +44,10 @@ class Step(nn.Module):
     def __init__(self, head: Head) -> None:
         super().__init__()
         assert isinstance(head.interaction, DotInteraction)
-        self.first, pairs = head.top[0], head.interaction
+        pairs = head.interaction
+        first = head.top[0]
+        assert isinstance(first, nn.Linear)
+        self.first = first
         self.self_pairs = bool((pairs.rows == pairs.columns).any())
         self.bottom, self.above = head.bottom, head.top[1:]
         self.dim = head.dim if pairs.dense else 0
@@ -77,7 +80,7 @@ class Step(nn.Module):
             if self.self_pairs:
                 parts.append((y * y).sum(1, keepdim=True))
             before = before + nn.functional.linear(torch.cat(parts, 1), self.of_dense)
-        return self.above(before).squeeze(1)  # type: ignore[no-any-return]
+        return self.above(before).squeeze(1)
 
     def products(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of each two tables' vectors, of a (n, F, d) with b (n, F, d): (n, T)."""
@@ -111,9 +114,9 @@ class Line:
     def before(self, alpha: Tensor) -> Tensor:
         """The first layer's part from the tables at places (a,): (a * n, H)."""
         if len(alpha) == 1:
-            place = float(alpha)
-            once = torch.add(self.constant, self.linear, alpha=place)
-            return once.add_(self.square, alpha=place * place)
+            at = float(alpha)
+            once = torch.add(self.constant, self.linear, alpha=at)
+            return once.add_(self.square, alpha=at * at)
         place = alpha[:, None, None]
         return (self.constant + place * (self.linear + place * self.square)).flatten(0, 1)
 

@@ -51,6 +51,7 @@ class Findings:
     chosen: list[tuple[int, str]]  # rows of the batch that are explained one by one, and why
     places: list[int]  # of the batch's rows in their part
     batch: Batch
+    dataset: Dataset
 
 
 def report(
@@ -158,6 +159,7 @@ def _findings(
         chosen=[(k, "asked for") for k in range(len(examples))] or _typical(logit),
         places=places,
         batch=batch,
+        dataset=dataset,
     )
 
 
@@ -325,7 +327,13 @@ def _value(found: Findings, row: int, feature: int) -> str:
         value = float(found.batch.dense[row, feature])
         return "missing" if np.isnan(value) else number(value)
     bag = found.batch.bag(feature - columns, row).tolist()
-    return _listed([str(one) for one in bag]) if bag else "no id"
+    return _listed([_word(found, feature - columns, one) for one in bag]) if bag else "no id"
+
+
+def _word(found: Findings, table: int, one: int) -> str:
+    """What an id stands for, where the data know it."""
+    words = found.dataset.id_names.get(found.dataset.table_names[table], ())
+    return words[one] if one < len(words) else str(one)
 
 
 def _ids(found: Findings, row: int, feature: int) -> str:
@@ -342,7 +350,7 @@ def _ids(found: Findings, row: int, feature: int) -> str:
     bag = found.batch.bag(table, row).tolist()
     parts = ids[table][first:stop].tolist()
     order = np.argsort([-abs(p) for p in parts], kind="stable").tolist()
-    return _listed([f"{bag[k]}: {parts[k]:+.3g}" for k in order])
+    return _listed([f"{_word(found, table, bag[k])}: {parts[k]:+.3g}" for k in order])
 
 
 def _listed(words: list[str]) -> str:

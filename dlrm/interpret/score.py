@@ -52,7 +52,7 @@ class FeatureScore:
     method: str
     baseline: str
     values: float  # over all samples and features with an effect
-    ids: float  # the same over the ids inside bags, with the planted effect of each; NaN: no ids
+    ids: float  # the same over the ids inside bags; NaN: the method gives none
     features: float  # of the features' sizes (root mean square over the samples)
     null: float  # size of null features' attributions, over the error of the others of their kind
     completeness: float  # largest error, over the largest change of the logit; NaN: none promised
@@ -197,13 +197,38 @@ def _id_correlation(
 ) -> float:
     if not ids:
         return float("nan")
-    named = batch.inputs()[1]
+    columns = len(dataset.dense_names)
     pairs = [
-        (found, truth.id_effect(name, one))
-        for name, found, one in zip(dataset.table_names, ids, named, strict=True)
-        if truth.main_effects[name] > 0
+        (found, truth.shapley(_one_id_each(batch, f))[:, columns + f])
+        for f, (name, found) in enumerate(zip(dataset.table_names, ids, strict=True))
+        if name not in truth.null_features
     ]
     return _correlation(torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs]))
+
+
+def _one_id_each(batch: Batch, table: int) -> Batch:
+    """For each id of a table its sample, the table's bag cut down to that id: N_f samples.
+
+    The truth is a sum over the ids of a bag, so the table's effect there is what the id adds.
+    """
+    lengths = batch.lengths()
+    owner = torch.repeat_interleave(torch.arange(len(batch)), lengths[table])
+    whole = batch.take(owner)
+
+    def cut(values: Tensor, alone: Tensor) -> Tensor:
+        sizes = (whole.offsets[:, -1] - whole.offsets[:, 0]).tolist()
+        parts = list(values.split(sizes))
+        parts[table] = alone
+        return torch.cat(parts)
+
+    first, stop = int(batch.offsets[table, 0]), int(batch.offsets[table, -1])
+    sizes = whole.lengths().clone()
+    sizes[table] = 1
+    weights = None
+    if batch.weights is not None and whole.weights is not None:
+        weights = cut(whole.weights, batch.weights[first:stop])
+    ids = cut(whole.ids, batch.ids[first:stop])
+    return Batch.from_bags(whole.dense, sizes.numpy(), ids, whole.label, weights)
 
 
 def _null_ratio(
@@ -274,6 +299,7 @@ def _mislabelled(
     rankings = {
         "found": influence,
         "without_tables": self_influence(models, batch, tables=False, quiet=quiet),
+        "by_loss": sample_losses(models[-1], batch),
         "best_possible": flip_probability(truth, batch),
     }
     result = []
@@ -285,6 +311,14 @@ def _mislabelled(
         }
         result.append({"k": k, "of": rows, **precision, "seconds": seconds})
     return result, float(flipped.float().mean())
+
+
+def sample_losses(model: DLRM, batch: Batch) -> Tensor:
+    """Each row's log loss (rows,): the simplest way to look for wrong labels."""
+    with torch.no_grad():
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            model(*batch.inputs()), batch.label, reduction="none"
+        )
 
 
 def flip_probability(truth: PlantedTruth, batch: Batch) -> Tensor:
@@ -328,6 +362,7 @@ def show(found: Scores) -> str:
     for row in found.mislabelled:
         lines.append(
             f"  first {row['k']:.0f} of {row['of']:,.0f}: {row['found']:.1%}, without the tables "
-            f"{row['without_tables']:.1%}, best possible {row['best_possible']:.1%}"
+            f"{row['without_tables']:.1%}, by the loss alone {row['by_loss']:.1%}, best possible "
+            f"{row['best_possible']:.1%}"
         )
     return "\n".join(lines)
