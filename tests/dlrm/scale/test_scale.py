@@ -118,7 +118,7 @@ def test_a_run_of_two_goes_on_with_one_process(runs, tmp_path):
     assert min(losses(tmp_path / "on")) == 101
     assert apart(runs / "alone", tmp_path / "on") < 1e-5
     convert(runs / "four", tmp_path / "best")
-    scored = evaluate(str(tmp_path / "best"), part="val", limit=1)
+    scored = evaluate(str(tmp_path / "best"), str(tmp_path / "scored"), part="val", limit=1)
     assert 0.5 < scored["auc"] < 1
 
 
