@@ -197,6 +197,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
         assert not (tmp_path / "out").exists()
 
 
+def test_two_processes_make_the_run_of_one(tmp_path):
+    short = DATA | {"samples": 2000, "steps": 6, "limit_val_batches": 1}
+    train(make_config("tiny", out=str(tmp_path / "alone"), **short))
+    together(2, tmp_path, {"two": short | {"sharding": "row_wise,0=table_wise"}})
+    assert apart(tmp_path / "alone", tmp_path / "two") < 1e-6
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
+    assert summary["processes"] == 2 and summary["steps"] == 6
+
+
 # Without other processes
 
 
