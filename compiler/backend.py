@@ -93,11 +93,12 @@ class _Checked:
         return self.general(*inputs)
 
     def _holds(self, k: int, given: Tensor, kept: Tensor) -> bool:
-        """Whether an input is what it was; one that nobody changed is not read again.
+        """Whether an input is what it was.
 
-        On a GPU to read it would mean to wait.
+        On a GPU to read it means to wait: one that was equal is not read again until its version
+        changes, which a change through ``.data`` does not do.
         """
-        version = -1 if given.is_inference() else given._version
+        version = given._version if given.is_cuda and not given.is_inference() else -1
         before = self.seen.get(k)
         if before is not None and before[0]() is given and before[1] == version >= 0:
             return True
