@@ -36,7 +36,7 @@ def forms(x: Tensor, y: Tensor, i: Tensor) -> tuple[Tensor, ...]:
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    return torch.randn(70, 40), torch.randn(3, 4500), torch.randint(0, 70, (9,))
+    return torch.randn(70, 40), torch.randn(9, 4500), torch.randint(0, 70, (9,))
 
 
 @pytest.mark.parametrize("k", range(5))
