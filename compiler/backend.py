@@ -60,7 +60,7 @@ def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
     rewrite = patterns.apply(
-        compat.copy_module(gm), example_inputs, constants, options.autotune, options.target
+        compat.copy_module(gm), example_inputs, constants, options.autotune, target=options.target
     )
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
@@ -122,7 +122,7 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch, options.target)
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, target=options.target)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
