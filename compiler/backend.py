@@ -60,7 +60,7 @@ def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
     rewrite = patterns.apply(
-        compat.copy_module(gm), example_inputs, constants, options.autotune, options.target
+        compat.copy_module(gm), example_inputs, constants, options.autotune, target=options.target
     )
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
@@ -93,11 +93,12 @@ class _Checked:
         return self.general(*inputs)
 
     def _holds(self, k: int, given: Tensor, kept: Tensor) -> bool:
-        """Whether an input is what it was; one that nobody changed is not read again.
+        """Whether an input is what it was.
 
-        On a GPU to read it would mean to wait.
+        On a GPU to read it means to wait: one that was equal is not read again until its version
+        changes, which a change through ``.data`` does not do.
         """
-        version = -1 if given.is_inference() else given._version
+        version = given._version if given.is_cuda and not given.is_inference() else -1
         before = self.seen.get(k)
         if before is not None and before[0]() is given and before[1] == version >= 0:
             return True
@@ -121,7 +122,7 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch, options.target)
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, target=options.target)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"

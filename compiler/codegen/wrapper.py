@@ -42,6 +42,10 @@ class Module:
     targets: dict[str, Any]  # ATen operations called from the Python part
     keep_arena: bool = False
 
+    def stages(self) -> dict[str, str]:
+        """Its text by language."""
+        return {"C++": self.cpp, "Python": self.python}
+
     def load(self, folder: Path | None = None) -> Callable[[list[Any]], Sequence[Any]]:
         """Build what must be built; the function takes the graph's inputs in a list it clears.
 
@@ -70,10 +74,6 @@ class Module:
         call = scope["call"]
         call._boxed_call = True
         return call
-
-    def stages(self) -> dict[str, str]:
-        """Its text by language."""
-        return {"C++": self.cpp, "Python": self.python}
 
     def segments(self) -> list[str]:
         return [f"run{k}" for k in range(self.cpp.count("EXPORT void run"))]
