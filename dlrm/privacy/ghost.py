@@ -33,6 +33,7 @@ class Clipped:
     scale: Tensor  # (B,) in (0, 1]
     dense: dict[nn.Parameter, Tensor]
     rows: dict[nn.Parameter, RowGrad]
+    records: list[Record]  # what the layers were given
 
 
 class Clipper:
@@ -145,4 +146,4 @@ class Clipper:
                     rows[parameter] = value
                 else:
                     dense[parameter] = value.view_as(parameter)
-        return Clipped(norms, scale, dense, rows)
+        return Clipped(norms, scale, dense, rows, records)

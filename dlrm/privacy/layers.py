@@ -144,6 +144,29 @@ class Embedding:
         return module, samples, ids, grad
 
 
+def touched(records: Sequence[Record]) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+    """For each table the different (sample, id) pairs of its call: samples (U,), ids (U,)."""
+    found = {}
+    for record in records:
+        module = record.module
+        if isinstance(module, nn.EmbeddingBag):
+            call = call_of(module, record.args, record.kwargs)
+            samples, ids = call.samples(), call.ids
+            if call.one_each():
+                found[module.weight] = samples, ids
+                continue
+            if call.padding is not None:
+                counts = ids != call.padding
+                samples, ids = samples[counts], ids[counts]
+        elif isinstance(module, nn.Embedding):
+            _, samples, ids, _ = EMBEDDING._flat(record)
+        else:
+            continue
+        samples, ids, _ = merge(samples, ids, module.num_embeddings, samples.new_zeros(len(ids)))
+        found[module.weight] = samples, ids
+    return found
+
+
 class FromOpacus:
     """Any other layer that Opacus has a grad sampler for: few parameters, so they are made."""
 

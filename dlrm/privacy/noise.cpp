@@ -141,13 +141,15 @@ struct Table {  // all members are 8 bytes, as Python gives them
 EXPORT void noise_settle(const Table* tables, int64_t count, const double* variance, int32_t step,
                          const uint32_t* key, int threads) {
   constexpr int64_t CHUNK = 4096;
-  struct Piece { int64_t table, first, stop; };
+  struct Piece { int64_t table, first, stop; int part; };
   std::vector<Piece> pieces;
   for (int64_t f = 0; f < count; f++) {
-    // ids may repeat, so one thread takes all of a table; rows in order are cut up
-    const int64_t size = tables[f].ids ? std::max<int64_t>(1, tables[f].count) : CHUNK;
-    for (int64_t a = 0; a < tables[f].count; a += size)
-      pieces.push_back({f, a, std::min(a + size, tables[f].count)});
+    // ids may repeat, so each thread looks at all of them for rows of its own
+    if (tables[f].ids)
+      for (int part = 0; part < threads; part++) pieces.push_back({f, 0, tables[f].count, part});
+    else
+      for (int64_t a = 0; a < tables[f].count; a += CHUNK)
+        pieces.push_back({f, a, std::min(a + CHUNK, tables[f].count), 0});
   }
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int64_t p = 0; p < int64_t(pieces.size()); p++) {
@@ -156,6 +158,7 @@ EXPORT void noise_settle(const Table* tables, int64_t count, const double* varia
     rows.reserve(pieces[p].stop - pieces[p].first);
     for (int64_t i = pieces[p].first; i < pieces[p].stop; i++) {
       const int64_t row = t.ids ? t.ids[i] : i;
+      if (t.ids && row % threads != pieces[p].part) continue;
       const double owed = variance[step] - variance[t.last[row]];
       t.last[row] = step;
       if (owed > 0) rows.push_back({t.values + row * t.stride, uint64_t(row), float(std::sqrt(owed))});
