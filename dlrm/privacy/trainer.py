@@ -151,7 +151,9 @@ class PrivateTrainer(Trainer):
             "history": self.ledger.history,
             "table_noise": self.config.privacy.table_noise,
         }
-        if not weights_only:
+        if weights_only:  # steps to come decide whether these are the best: all of them count
+            kept["epsilon"] = self.planned()
+        else:
             kept["key"] = self.noise.key.hex()
         return {"privacy": kept}
 
