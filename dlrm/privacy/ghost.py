@@ -135,11 +135,11 @@ class Clipper:
         scale = (self.max_norm / (norms + 1e-6)).clamp(max=1.0)
         dense: dict[nn.Parameter, Tensor] = {}
         rows: dict[nn.Parameter, RowGrad] = {}
-        pooled = [r for r in records if self.layers[r.module] is BAG]
+        pooled = [r for r in records if isinstance(r.module, nn.EmbeddingBag)]
         made = sum_bags(pooled, scale) if pooled else []
         if made is None:
             made = [BAG.sums(r, scale) for r in pooled]
-        others = [r for r in records if self.layers[r.module] is not BAG]
+        others = [r for r in records if not isinstance(r.module, nn.EmbeddingBag)]
         for sums in [*made, *(self.layers[r.module].sums(r, scale) for r in others)]:
             for parameter, value in sums.items():
                 if isinstance(value, RowGrad):

@@ -126,9 +126,17 @@ class LazyNoise:
         }
         self.variance = np.zeros(1024)
         self.now = 0  # the step that comes next
+        self.hooks: list[Any] = []
         for module in model.modules():
             if isinstance(module, nn.EmbeddingBag | nn.Embedding) and module.weight in tables:
-                module.register_forward_pre_hook(self._settle, with_kwargs=True)
+                self.hooks.append(
+                    module.register_forward_pre_hook(self._settle, with_kwargs=True)
+                )
+
+    def remove_hooks(self) -> None:
+        """From here on rows are read as they are; those that are owed noise stay without."""
+        for hook in self.hooks:
+            hook.remove()
 
     def _settle(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         ids = args[0] if args else kwargs.get("input", kwargs.get("ids"))
