@@ -33,6 +33,7 @@ from dlrm.privacy.noise import Noise
 from dlrm.privacy.rows import LazyNoise, Mechanism
 from dlrm.privacy.step import PrivateStep, summed_loss
 
+Scores = dict[str, np.ndarray]
 REPEATS = 128  # of a canary's id in its bag
 DELTA = 1e-5
 BROKEN = {
@@ -143,18 +144,19 @@ def train_once(game: Game, included: np.ndarray, sigma: float | None, seed: int,
     return model.eval()
 
 
-def scores(game: Game, model: DLRM) -> np.ndarray:
-    """How much each candidate looks like a member, (m,).
+def scores(game: Game, model: DLRM) -> Scores:
+    """How much each candidate looks like a member, (m,), in each way that is tried.
 
-    Rows: the logit of their own label, as in Carlini et al. 2022; only the model's answers are
-    needed. Canaries: how far the row that is their own went down the gradient of their loss at the
-    initial weights, which the attacker knows.
+    * rows, ``answer``: the logit of their own label, as in Carlini et al. 2022; only the model's
+      answers are needed.
+    * canaries, ``direction``: how far the row that is their own went down the gradient of their
+      loss at the initial weights, which the attacker knows; ``distance``: how far it went at all.
     """
     rows = game.candidates
     if not game.own_rows:
         with torch.inference_mode():
             logits = model(*rows.inputs())
-        return (logits * (2 * rows.label - 1)).double().numpy()
+        return {"answer": (logits * (2 * rows.label - 1)).double().numpy()}
     start = initial(game)
     own = slice(game.first_own, game.first_own + len(rows))
     dense, ids, offsets, weights = rows.inputs()
@@ -162,8 +164,9 @@ def scores(game: Game, model: DLRM) -> np.ndarray:
     summed_loss(start(dense, ids, offsets, weights), rows.label).backward()
     table, before = model.tables[0].bag.weight, bag.weight.detach()
     moved = (table.detach() - before)[own]  # (m, d)
-    gradient = bag.weight.grad.to_dense()[own]  # type: ignore[union-attr]
-    return -(moved * F.normalize(gradient, dim=1)).sum(dim=1).double().numpy()
+    gradient = bag.weight.grad.to_dense()[own]
+    direction = -(moved * F.normalize(gradient, dim=1)).sum(dim=1)
+    return {"direction": direction.double().numpy(), "distance": moved.norm(dim=1).double().numpy()}
 
 
 def initial(game: Game) -> DLRM:
@@ -172,7 +175,7 @@ def initial(game: Game) -> DLRM:
     return DLRM(game.model)
 
 
-Run = tuple[np.ndarray, np.ndarray]  # who was included, and the scores
+Run = tuple[np.ndarray, Scores]  # who was included (m,) bool, and the scores
 
 
 def play(game: Game, runs: int, sigma: float | None, seed: int, broken: str = "",
@@ -207,21 +210,26 @@ class Verdict:
 def judge(runs: Sequence[Run], shadows: int, claimed: float, confidence: float = 0.95) -> Verdict:
     """Bounds from the runs: the first ``shadows`` teach the attacker, the rest are attacked.
 
-    The one-run bound uses the first attacked run alone, and half of the error probability goes to
-    either bound. Guesses in independent runs are guesses about independent coins, so those of the
-    likelihood-ratio attack count together.
+    The one-run bound uses the first attacked run alone. Guesses in independent runs are guesses
+    about independent coins, so those of the likelihood-ratio attack count together. Both bounds,
+    and the ways to score, share the error probability.
     """
     taught, attacked = runs[:shadows], runs[shadows:]
-    each = 1 - (1 - confidence) / 2
-    included, score = attacked[0]
-    single = one_run(included, score, DELTA, each)["epsilon"]
-    ratio = single
-    who, what = included, score
-    if taught:
-        who = np.concatenate([w for w, _ in attacked])
-        what = np.concatenate([likelihood_ratios(taught, s) for _, s in attacked])
-        ratio = one_run(who, what, DELTA, each)["epsilon"]
-    quality = attack_quality(who, what)
+    ways = list(attacked[0][1])
+    each = 1 - (1 - confidence) / (2 * len(ways))
+    who = np.concatenate([coins for coins, _ in attacked])
+    single = ratio = 0.0
+    quality = {"auc": 0.0, "tpr_at_1%_fpr": 0.0}
+    for way in ways:
+        coins, first = attacked[0]
+        single = max(single, one_run(coins, first[way], DELTA, each)["epsilon"])
+        known = [(c, s[way]) for c, s in taught]
+        what = np.concatenate([
+            likelihood_ratios(known, s[way]) if known else s[way] for _, s in attacked
+        ])  # fmt: skip
+        ratio = max(ratio, one_run(who, what, DELTA, each)["epsilon"])
+        found = attack_quality(who, what)
+        quality = max(quality, found, key=lambda q: q["auc"])
     return Verdict(claimed, single, ratio, quality["auc"], quality["tpr_at_1%_fpr"])
 
 
