@@ -81,12 +81,19 @@ Tables = Mapping[nn.Parameter, int]  # to the number of their stream
 
 
 class DenseNoise:
-    """Every row, every step."""
+    """Every row, every step.
 
-    def __init__(self, tables: Tables, mechanism: Mechanism, noise: Noise) -> None:
-        self.tables, self.mechanism, self.noise = tables, mechanism, noise
+    Where an update just adds (``adds``: plain SGD), the noise goes to the tables in one pass of its
+    own, and no gradient in their size is made.
+    """
+
+    def __init__(self, tables: Tables, mechanism: Mechanism, noise: Noise, adds: bool) -> None:
+        self.tables, self.mechanism, self.noise, self.adds = tables, mechanism, noise, adds
 
     def gradients(self, clipped: Clipped | None, step: int) -> None:
+        if self.adds:
+            give_all(clipped, self.mechanism.expected_batch)
+            return
         for table, stream in self.tables.items():
             values = torch.zeros_like(table)
             found = None if clipped is None else clipped.rows.get(table)
@@ -97,7 +104,10 @@ class DenseNoise:
             give(table, RowGrad(rows, values), self.mechanism.expected_batch)
 
     def updated(self, lr: float, step: int) -> None:
-        pass
+        if self.adds:
+            each = lr * self.mechanism.deviation / self.mechanism.expected_batch
+            for table, stream in self.tables.items():
+                self.noise.add(table.detach(), -each, stream, step)
 
     def flush(self, step: int) -> None:
         pass
@@ -144,8 +154,7 @@ class LazyNoise:
         self.noise.settle([owing], self.variance, self.now, [ids.reshape(-1).long()])
 
     def gradients(self, clipped: Clipped | None, step: int) -> None:
-        for table, found in ({} if clipped is None else clipped.rows).items():
-            give(table, found, self.mechanism.expected_batch)
+        give_all(clipped, self.mechanism.expected_batch)
 
     def updated(self, lr: float, step: int) -> None:
         if step + 1 >= len(self.variance):
@@ -261,12 +270,18 @@ def give(table: nn.Parameter, found: RowGrad, divisor: float) -> None:
     table.grad = grad
 
 
+def give_all(clipped: Clipped | None, divisor: float) -> None:
+    """The same for all tables, on the rows that the batch looked up."""
+    for table, found in ({} if clipped is None else clipped.rows).items():
+        give(table, found, divisor)
+
+
 def row_noise(
     tables: Tables, mechanism: Mechanism, noise: Noise, model: nn.Module, optimizer: str
 ) -> RowNoise:
     """The way that ``mechanism.table_noise`` names; ``optimizer`` is that of the tables."""
     if mechanism.table_noise == "dense":
-        return DenseNoise(tables, mechanism, noise)
+        return DenseNoise(tables, mechanism, noise, adds=optimizer == "sgd")
     if mechanism.table_noise == "selected":
         return SelectedNoise(tables, mechanism, noise)
     if tables and optimizer != "sgd":

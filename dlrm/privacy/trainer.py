@@ -83,9 +83,11 @@ class PrivateTrainer(Trainer):
                 told.select_share,
                 told.select_threshold,
             )
+            optim = self.config.optim
+            decays = " with decay" if optim.sparse_weight_decay else ""  # of all rows that it gets
             self._step = PrivateStep(
                 self.model, mechanism, self.noise, self.ledger, self.reader.rate,
-                self.config.optim.sparse_optimizer,
+                optim.sparse_optimizer + decays,
             )  # fmt: skip
             self._step.rows.resume(self.at.step)
         return self._step

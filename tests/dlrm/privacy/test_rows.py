@@ -115,7 +115,8 @@ def test_an_empty_batch_is_noise_alone(kind):
     torch.manual_seed(0)
     model = DLRM(CONFIG)
     ledger = Ledger("rdp")
-    step = PrivateStep(model, Mechanism(2.0, 1.0, 4.0, kind), Noise.new(5), ledger, 0.1)
+    optimizer = "adam" if kind == "dense" else "sgd"
+    step = PrivateStep(model, Mechanism(2.0, 1.0, 4.0, kind), Noise.new(5), ledger, 0.1, optimizer)
     step.gradients(batches(3, empty=(0,))[0], 0)
     assert ledger.steps == 1
     drawn = torch.cat([p.grad.flatten() for p in step.dense]) * 4.0
@@ -207,6 +208,24 @@ def test_counts_of_a_sample_have_norm_one_over_all_tables():
             float(c.square().sum()) for _, c in step.rows._counts(clipped).values()
         )  # fmt: skip
         assert square == pytest.approx(1.0) or (square == 0 and batch.ids.numel() == 0)
+
+
+def test_dense_noise_is_the_same_whether_it_comes_with_the_gradient_or_after():
+    made = []
+    for optimizer in ("sgd", "sgd with decay"):
+        torch.manual_seed(0)
+        model = DLRM(CONFIG)
+        mechanism = Mechanism(1.0, 1.0, 4.0, "dense")
+        step = PrivateStep(model, mechanism, Noise.new(3), Ledger("rdp"), 0.1, optimizer)
+        tables = SparseRows(model.sparse_parameters(), "sgd", 0.5)
+        step.gradients(batches(1)[0], 0)
+        tables.step()
+        step.rows.updated(0.5, 0)
+        made.append(model.sparse_parameters()[0].detach().clone())
+    torch.manual_seed(0)
+    start = DLRM(CONFIG).sparse_parameters()[0].detach()
+    assert bool((made[0] != start).all()) and bool((made[1] != start).all())
+    torch.testing.assert_close(made[0], made[1])
 
 
 def test_the_kinds_are_what_they_are_called():
