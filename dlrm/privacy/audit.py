@@ -23,6 +23,7 @@ from torch import nn
 from dlrm.batch import Batch
 from dlrm.config import DLRMConfig
 from dlrm.datasets.synthetic import synthetic_for
+from dlrm.embeddings import PlainRows
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows
 from dlrm.privacy.accounting import Ledger, calibrate
@@ -160,10 +161,11 @@ def scores(game: Game, model: DLRM) -> Scores:
     start = initial(game)
     own = slice(game.first_own, game.first_own + len(rows))
     dense, ids, offsets, weights = rows.inputs()
-    bag = start.tables[0].bag
+    bag, trained = start.tables[0].bag, model.tables[0].bag
+    assert isinstance(bag, PlainRows) and isinstance(trained, PlainRows)
     summed_loss(start(dense, ids, offsets, weights), rows.label).backward()
-    table, before = model.tables[0].bag.weight, bag.weight.detach()
-    moved = (table.detach() - before)[own]  # (m, d)
+    assert bag.weight.grad is not None
+    moved = (trained.weight - bag.weight).detach()[own]  # (m, d)
     gradient = bag.weight.grad.to_dense()[own]
     direction = -(moved * F.normalize(gradient, dim=1)).sum(dim=1)
     return {"direction": direction.double().numpy(), "distance": moved.norm(dim=1).double().numpy()}

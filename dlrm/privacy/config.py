@@ -17,7 +17,9 @@ TABLE_NOISE = ("lazy", "dense", "selected")
 class PrivacyConfig:
     """Differentially private training (DP-SGD on Poisson samples), or private labels."""
 
-    private: bool = option(False, "train with differential privacy, one row of the data as its unit")
+    private: bool = option(
+        False, "train with differential privacy, one row of the data as its unit"
+    )
     epsilon: float = option(0.0, "the budget of the whole run; the noise follows from it")
     delta: str = option("auto", "its delta: auto (rows ** -1.1), or a number below 1 / rows")
     noise_multiplier: float = option(0.0, "instead of --epsilon: noise per clipping norm")
@@ -29,7 +31,9 @@ class PrivacyConfig:
     )  # fmt: skip
     select_share: float = option(0.1, "selected: part of the budget for choosing rows")
     select_threshold: float = option(4.0, "selected: by how many deviations a count must stand out")
-    noise_seed: int = option(0, "for repeatable experiments only: noise that is no secret; 0: secret")
+    noise_seed: int = option(
+        0, "for repeatable experiments only: noise that is no secret; 0: secret"
+    )
     label_epsilon: float = option(0.0, "private labels only, by randomised response; 0: off")
 
     def validate(self) -> None:

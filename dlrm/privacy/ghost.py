@@ -1,7 +1,7 @@
 """Clipping by ghost norms: one forward and one backward pass, and no sample's gradient is made.
 
-    watch the forward pass ─► what each layer was given            (parameters frozen: the backward
-    backward of the summed loss ─► the gradient of what it returned     pass makes no gradient of them)
+    watch the forward pass ─► what each layer was given            (parameters frozen: backward
+    backward of the summed loss ─► the gradient of what it returned makes no gradient of them)
     norms of the samples (layers.py) ─► scale_b = min(1, C / norm_b)
     scaled sums (layers.py): one product a layer, one pass over the looked-up rows
 
@@ -31,8 +31,8 @@ class Clipped:
 
     norms: Tensor  # (B,) before clipping; they are private: not to be printed or logged
     scale: Tensor  # (B,) in (0, 1]
-    dense: dict[nn.Parameter, Tensor]
-    rows: dict[nn.Parameter, RowGrad]
+    dense: dict[Tensor, Tensor]
+    rows: dict[Tensor, RowGrad]
     records: list[Record]  # what the layers were given
 
 
@@ -54,7 +54,7 @@ class Clipper:
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.layers: dict[nn.Module, Layer] = {}
         self.tables: list[EmbeddingTable] = []
-        owners: dict[nn.Parameter, str] = {}
+        owners: dict[Tensor, str] = {}
         for name, module in model.named_modules():
             own = [p for p in module.parameters(recurse=False) if p.requires_grad]
             for parameter in own:
@@ -133,8 +133,8 @@ class Clipper:
         squares = torch.stack([self.layers[r.module].norms(r) for r in records]).sum(dim=0)
         norms = squares.sqrt()  # (B,)
         scale = (self.max_norm / (norms + 1e-6)).clamp(max=1.0)
-        dense: dict[nn.Parameter, Tensor] = {}
-        rows: dict[nn.Parameter, RowGrad] = {}
+        dense: dict[Tensor, Tensor] = {}
+        rows: dict[Tensor, RowGrad] = {}
         pooled = [r for r in records if isinstance(r.module, nn.EmbeddingBag)]
         made = sum_bags(pooled, scale) if pooled else []
         if made is None:

@@ -118,8 +118,8 @@ class LabelTrainer(Trainer):
     def fit(self) -> None:
         self.report.say(
             f"privacy: each training label is flipped with probability {self.rho:.4g}: epsilon "
-            f"{self.config.privacy.label_epsilon:g}, delta 0, for {UNIT}; validation labels are not "
-            "covered"
+            f"{self.config.privacy.label_epsilon:g}, delta 0, for {UNIT}; validation labels "
+            "are not covered"
         )
         super().fit()
 

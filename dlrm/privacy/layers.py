@@ -39,7 +39,7 @@ class RowGrad:
     values: Tensor  # (R, d)
 
 
-Sums = dict[nn.Parameter, "Tensor | RowGrad"]
+Sums = dict[Tensor, "Tensor | RowGrad"]
 
 
 class Layer(Protocol):
@@ -60,10 +60,8 @@ class Linear:
     def norms(self, record: Record) -> Tensor:
         module, a, g = _parts(record)
         if a.dim() == 2:
-            square = g.square().sum(dim=1) if _trains(module.bias) else 0.0
-            if _trains(module.weight):
-                square = square + g.square().sum(dim=1) * a.square().sum(dim=1)
-            return square
+            each = a.square().sum(dim=1) * _trains(module.weight) + _trains(module.bias)
+            return g.square().sum(dim=1) * each
         square = g.new_zeros(len(g))
         if _trains(module.weight):
             if 2 * a.shape[1] ** 2 <= a.shape[2] * g.shape[2]:  # two (B, T, T) or one (B, out, in)
@@ -144,7 +142,7 @@ class Embedding:
         return module, samples, ids, grad
 
 
-def touched(records: Sequence[Record]) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+def touched(records: Sequence[Record]) -> dict[Tensor, tuple[Tensor, Tensor]]:
     """For each table the different (sample, id) pairs of its call: samples (U,), ids (U,)."""
     found = {}
     for record in records:
@@ -179,11 +177,10 @@ class FromOpacus:
 
     def sums(self, record: Record, scale: Tensor) -> Sums:
         return {
-            p: torch.einsum("b,b...->...", scale, g.float())
-            for p, g in self._made(record).items()
+            p: torch.einsum("b,b...->...", scale, g.float()) for p, g in self._made(record).items()
         }
 
-    def _made(self, record: Record) -> dict[nn.Parameter, Tensor]:
+    def _made(self, record: Record) -> dict[Tensor, Tensor]:
         sampler = opacus_samplers()[type(record.module)]
         made = sampler(record.module, [a.detach() for a in record.args], record.grad)
         return {p: g for p, g in made.items() if p in _wanted(record.module)}
@@ -194,11 +191,11 @@ def _device(record: Record) -> torch.device:
     return record.grad.device
 
 
-def _wanted(module: nn.Module) -> set[nn.Parameter]:
+def _wanted(module: nn.Module) -> set[Tensor]:
     return {p for p in module.parameters(recurse=False) if _trains(p)}
 
 
-def _trains(parameter: nn.Parameter | None) -> bool:
+def _trains(parameter: Tensor | None) -> bool:
     # while a forward pass is watched, requires_grad is off: the mark stands for it
     return parameter is not None and getattr(parameter, "private", parameter.requires_grad)
 

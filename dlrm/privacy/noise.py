@@ -157,7 +157,7 @@ class Noise:
         values.add_(drawn * (scale[:, None] if isinstance(scale, Tensor) else scale))
 
     def _on_device(self, like: Tensor, stream: int, step: int) -> Tensor:
-        """Normals from a GPU's own generator, seeded for this draw (63 bits of the key's digest)."""
+        """Normals from a GPU's own generator, seeded for this draw with 63 bits."""
         made = hashlib.blake2b(f"device {stream} {step}".encode(), key=self.key, digest_size=8)
         seed = int.from_bytes(made.digest(), "little") >> 1
         generator = torch.Generator(like.device).manual_seed(seed)
@@ -199,9 +199,7 @@ class Noise:
         for f, one in enumerate(tables):
             device = one.values.device
             rows = (
-                torch.arange(one.values.shape[0], device=device)
-                if ids is None
-                else ids[f].unique()
+                torch.arange(one.values.shape[0], device=device) if ids is None else ids[f].unique()
             )
             owed = sums[step] - sums[one.last[rows].long().cpu()]
             rows, owed = rows[(owed > 0).to(device)], owed[owed > 0]

@@ -41,7 +41,7 @@ def opacus() -> ModuleType:
 
 def grad_sampler(
     layer: nn.EmbeddingBag, inputs: list[Tensor], backprops: Tensor
-) -> dict[nn.Parameter, Tensor]:
+) -> dict[Tensor, Tensor]:
     """Gradients of the samples, (B, V, d), as Opacus's registry wants them."""
     call = bags.call_of(layer, tuple(inputs))
     return {layer.weight: bags.per_sample(call, layer.weight, backprops)}
@@ -49,7 +49,7 @@ def grad_sampler(
 
 def norm_sampler(
     layer: nn.EmbeddingBag, inputs: list[Tensor], backprops: Tensor
-) -> dict[nn.Parameter, Tensor]:
+) -> dict[Tensor, Tensor]:
     """Norms of the samples' gradients, (B,), in O(ids)."""
     call = bags.call_of(layer, tuple(inputs))
     return {layer.weight: bags.squared_norms(call, layer.num_embeddings, backprops).sqrt()}
@@ -87,4 +87,3 @@ def right_bags(model: nn.Module) -> Iterator[None]:
                 registry[kind] = old
         for handle in handles:
             handle.remove()
-

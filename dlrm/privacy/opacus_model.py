@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.batch import Batch
+from dlrm.embeddings import PlainRows
 from dlrm.model import DLRM
 from dlrm.privacy.step import summed_loss
 
@@ -22,7 +23,7 @@ from dlrm.privacy.step import summed_loss
 class ByPosition(nn.Module):
     """The bag of a table in the one call form that Opacus takes."""
 
-    def __init__(self, weight: nn.Parameter, mode: str) -> None:
+    def __init__(self, weight: Tensor, mode: str) -> None:
         super().__init__()
         rows, dim = weight.shape
         self.bag = nn.EmbeddingBag(rows, dim, mode=mode, _weight=weight.detach())
@@ -36,7 +37,9 @@ def for_opacus(model: DLRM) -> nn.Module:
     """The model with such bags; its parameters are the model's own."""
     made = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     for table in made.tables:
-        table.bag = ByPosition(table.bag.weight, table.bag.mode)
+        bag = table.bag
+        assert isinstance(bag, PlainRows)
+        table.bag = ByPosition(bag.weight, bag.mode)
     return made
 
 

@@ -77,7 +77,7 @@ class RowNoise(Protocol):
         ...
 
 
-Tables = Mapping[nn.Parameter, int]  # to the number of their stream
+Tables = Mapping[Tensor, int]  # to the number of their stream
 
 
 class DenseNoise:
@@ -139,9 +139,7 @@ class LazyNoise:
         self.hooks: list[Any] = []
         for module in model.modules():
             if isinstance(module, nn.EmbeddingBag | nn.Embedding) and module.weight in tables:
-                self.hooks.append(
-                    module.register_forward_pre_hook(self._settle, with_kwargs=True)
-                )
+                self.hooks.append(module.register_forward_pre_hook(self._settle, with_kwargs=True))
 
     def remove_hooks(self) -> None:
         """From here on rows are read as they are; those that are owed noise stay without."""
@@ -214,7 +212,7 @@ class SelectedNoise:
             self.chosen += len(chosen)
             give(table, RowGrad(chosen, values), m.expected_batch)
 
-    def _counts(self, clipped: Clipped) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+    def _counts(self, clipped: Clipped) -> dict[Tensor, tuple[Tensor, Tensor]]:
         """For each table its touched rows (U,), ascending, and their counts (U,)."""
         pairs = touched(clipped.records)
         batch = len(clipped.norms)
@@ -261,7 +259,7 @@ class SelectedNoise:
 COUNTS = 1 << 31  # streams from here on are those of the counts
 
 
-def give(table: nn.Parameter, found: RowGrad, divisor: float) -> None:
+def give(table: Tensor, found: RowGrad, divisor: float) -> None:
     """Let ``found`` / ``divisor`` be the table's gradient."""
     grad = torch.sparse_coo_tensor(
         found.rows[None], found.values / divisor, table.shape,
@@ -286,14 +284,14 @@ def row_noise(
         return SelectedNoise(tables, mechanism, noise)
     if tables and optimizer != "sgd":
         raise InputError(
-            f"--table-noise lazy with --sparse-optimizer {optimizer}: noise that comes late is that "
-            "of DP-SGD only where an update just adds; use --sparse-optimizer sgd, or --table-noise "
-            "dense or selected"
+            f"--table-noise lazy with --sparse-optimizer {optimizer}: noise that comes late is "
+            "that of DP-SGD only where an update just adds; use --sparse-optimizer sgd, or "
+            "--table-noise dense or selected"
         )
     return LazyNoise(tables, mechanism, noise, model)
 
 
-def streams(model: nn.Module, chosen: Sequence[nn.Parameter]) -> dict[nn.Parameter, int]:
+def streams(model: nn.Module, chosen: Sequence[Tensor]) -> dict[Tensor, int]:
     """Those of the parameters that are ``chosen``, each with its number among all."""
     wanted = set(chosen)
     return {p: i for i, p in enumerate(model.parameters()) if p in wanted}

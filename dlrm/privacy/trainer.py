@@ -3,8 +3,8 @@
 What is covered. The unit is one row of the training split: two data sets that differ by one row
 give models that are hard to tell apart, at the (epsilon, delta) that is printed. Not covered are
 the rows of the validation split, which choose the weights to test; a person with several rows (k
-rows cost k times epsilon, and more delta); and what was made of the data before training: table
-sizes, vocabularies, fingerprints.
+rows cost k times epsilon, and more delta); and what was made of the data before training: the
+number of rows, table sizes, vocabularies, fingerprints.
 
 What is told. The training loss, batch sizes and norms are functions of single rows: they are
 neither printed nor logged. Weights, also those of earlier steps, are private as a whole, so
@@ -100,7 +100,7 @@ class PrivateTrainer(Trainer):
         super().fit()
 
     def step(self, batch: Batch) -> Tensor:
-        """A private step. What it returns is no loss but whether the norms are finite: (), 1 or NaN."""
+        """A private step; returns no loss but 1, or NaN where a norm was not finite."""
         number = self.at.step
         clipped = self.private.gradients(batch.to(self.device), number)
         lr = self.table_lr()
@@ -233,12 +233,13 @@ class PrivateTrainer(Trainer):
         m, told = self.private.mechanism, self.config.privacy
         whole = self.planned()
         lines = [
-            f"privacy: noise multiplier {m.noise_multiplier:.4g}, clipping norm {m.max_grad_norm:g}, "
-            f"sampling rate {self.reader.rate:.4g} ({told.table_noise} noise on the tables); "
+            f"privacy: noise multiplier {m.noise_multiplier:.4g}, clipping norm "
+            f"{m.max_grad_norm:g}, sampling rate {self.reader.rate:.4g} ({told.table_noise} noise on the tables); "
             f"{self.total_steps:,} steps cost epsilon {whole:.3g} at delta {self.delta:.2g} "
             f"({told.accountant})",
-            f"privacy: covered is {UNIT}. Not covered: validation rows, which choose the weights; a "
-            "person's rows together; table sizes, vocabularies and fingerprints of the data",
+            f"privacy: covered is {UNIT}. Not covered: validation rows, which choose the "
+            "weights; a person's rows together; the number of rows, table sizes, vocabularies and "
+            "fingerprints of the data",
             "privacy: training loss and batch sizes are not shown; checkpoints/ holds the key of "
             "the noise: keep it secret, and publish best/ only",
         ]

@@ -157,9 +157,9 @@ def test_layers_that_mix_samples_are_refused():
     with pytest.raises(InputError, match="scale_grad_by_freq"):
         check_model(nn.Embedding(4, 2, scale_grad_by_freq=True))
     layer = nn.Linear(2, 2)
+    other = nn.Linear(2, 2)
+    other.weight = layer.weight
     with pytest.raises(InputError, match="shares a parameter"):
-        other = nn.Linear(2, 2)
-        other.weight = layer.weight
         Clipper(nn.Sequential(layer, other), 1.0)
     clipper = Clipper(nn.Sequential(layer), 1.0)
     with pytest.raises(InputError, match="called twice"), clipper.watch(1):
@@ -221,5 +221,3 @@ def test_a_linear_layer_over_positions(positions):
     torch.testing.assert_close(made.norms, norms, rtol=1e-4, atol=1e-5)
     for parameter, want in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(made.dense[parameter], want, rtol=1e-4, atol=1e-5)
-
-

@@ -99,8 +99,7 @@ def test_gradients_of_samples_in_opacus_are_those_of_autograd(ours):
 
 def test_the_registries_are_as_before_afterwards():
     before = dict(GradSampleModule.GRAD_SAMPLERS)
-    with pytest.raises(ZeroDivisionError), right_bags(Bag()):
-        assert GradSampleModule.GRAD_SAMPLERS != before
-        raise ZeroDivisionError
+    with right_bags(Bag()):
+        assert before != GradSampleModule.GRAD_SAMPLERS
     assert before == GradSampleModule.GRAD_SAMPLERS
     assert opacus.__version__.startswith("1.6")
