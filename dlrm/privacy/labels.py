@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dlrm import checkpoint
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset, Ranges, Split, gather
+from dlrm.datasets.base import Dataset, Split
 from dlrm.errors import InputError
 from dlrm.privacy.noise import Noise, words
 from dlrm.report import Report
@@ -66,22 +66,14 @@ class RandomisedLabels:
 
     def read(self, start: int, stop: int) -> Batch:
         """Rows [start, stop)."""
-        return self._flip(self.split.read(start, stop), np.arange(start, stop))
-
-    def gather(self, ranges: Ranges, order: np.ndarray | None) -> Batch:
-        """As `dlrm.datasets.base.gather`."""
-        rows = np.concatenate([np.arange(a, b) for a, b in ranges])
-        batch = gather(self.split, ranges, order)
-        return self._flip(batch, rows if order is None else rows[order])
+        batch = self.split.read(start, stop)
+        flip = torch.from_numpy(self.flipped(np.arange(start, stop)))
+        return dataclasses.replace(batch, label=torch.where(flip, 1 - batch.label, batch.label))
 
     def flipped(self, rows: np.ndarray) -> np.ndarray:
         """Which of the rows (K,) have their label flipped: (K,) bool."""
         drawn = words(self.noise.key, LABELS, 0, rows)[0]
         return drawn < self.threshold
-
-    def _flip(self, batch: Batch, rows: np.ndarray) -> Batch:
-        flip = torch.from_numpy(self.flipped(rows))
-        return dataclasses.replace(batch, label=torch.where(flip, 1 - batch.label, batch.label))
 
 
 class LabelTrainer(Trainer):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset, Split, gather
+from dlrm.datasets.base import Dataset, Split, load
 from dlrm.datasets.reader import Reader, _ahead
 from dlrm.privacy.noise import Noise
 
@@ -55,19 +55,21 @@ class PoissonReader(Reader):
 
     def rows_at(self, rows: np.ndarray) -> Batch:
         """The rows of the split at ``rows`` (K,), checked."""
+        ranges = [(int(r), int(r) + 1) for r in rows]
         if isinstance(self.split, Kept):
             batch = self.split.batch.take(rows)
         elif len(rows) == 0:
             batch = self.split.read(0, 1).slice(0, 0)
         else:
-            batch = gather(self.split, [(int(r), int(r) + 1) for r in rows])
-        self._check(batch, [(int(r), int(r) + 1) for r in rows], None)
+            batch = load(self.split, ranges).take(None)
+        self._check(batch, ranges, None)
         return batch
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         first = epoch * len(self)
-        batches = (self.sample(first + k) for k in range(start, len(self)))
-        return _ahead(batches) if self.prefetch else batches
+        batches = ([self.sample(first + k)] for k in range(start, len(self)))
+        for one in _ahead(batches) if self.prefetch else batches:
+            yield from one
 
 
 class Kept:

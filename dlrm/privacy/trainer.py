@@ -234,9 +234,9 @@ class PrivateTrainer(Trainer):
         whole = self.planned()
         lines = [
             f"privacy: noise multiplier {m.noise_multiplier:.4g}, clipping norm "
-            f"{m.max_grad_norm:g}, sampling rate {self.reader.rate:.4g} ({told.table_noise} noise on the tables); "
-            f"{self.total_steps:,} steps cost epsilon {whole:.3g} at delta {self.delta:.2g} "
-            f"({told.accountant})",
+            f"{m.max_grad_norm:g}, sampling rate {self.reader.rate:.4g}, {told.table_noise} noise "
+            f"on the tables; {self.total_steps:,} steps cost epsilon {whole:.3g} at delta "
+            f"{self.delta:.2g} ({told.accountant})",
             f"privacy: covered is {UNIT}. Not covered: validation rows, which choose the "
             "weights; a person's rows together; the number of rows, table sizes, vocabularies and "
             "fingerprints of the data",

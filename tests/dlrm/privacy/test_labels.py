@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 
-from dlrm.datasets.base import gather
+from dlrm.datasets.base import load
 from dlrm.datasets.synthetic import synthetic_for
 from dlrm.errors import InputError
 from dlrm.privacy.labels import RandomisedLabels, debiased, flip_probability
@@ -41,7 +41,7 @@ def test_a_row_has_the_same_flip_whenever_and_however_it_is_read():
     made = split()
     whole = made.read(0, 100).label
     assert torch.equal(made.read(40, 60).label, whole[40:60])
-    mixed = gather(made, [(50, 53), (7, 9)], np.array([4, 0, 1, 3, 2])).label
+    mixed = load(made, [(50, 53), (7, 9)]).take(np.array([4, 0, 1, 3, 2])).label
     assert torch.equal(mixed, whole[[8, 50, 51, 7, 52]])
     assert not torch.equal(split(seed=2).read(0, 100).label, whole)
 
