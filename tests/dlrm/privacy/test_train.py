@@ -140,7 +140,7 @@ def test_checkpoints_have_all_their_noise(tmp_path):
 
     config = make_config("tiny", rows=(5000,) * 8, out="x", **SETTINGS).model
     fresh = DLRM(config).state_dict()
-    each = 1.0 * 1.0 / 256  # learning rate * noise of a step
+    each = 8.0 * 3.0 / 256  # learning rate * clipping norm: the noise of a step
     for name in ("checkpoints/step-000000004", "best"):
         saved = load_file(out / name / "model.safetensors")
         key = "tables.7.bag.weight"
