@@ -121,7 +121,8 @@ class LazyNoise:
 
     A hook on each embedding settles the rows that it is about to read, so that no forward pass,
     also none for an evaluation, sees a row before its noise. Whoever reads the weights themselves
-    calls ``flush`` first.
+    calls ``flush`` first. A flush is a draw for every row, so a run that was flushed at other steps
+    (one stopped by Ctrl-C, say) has other noise from there on, of the same law.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from torch import nn
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
 from dlrm.model import DLRM
+from dlrm.privacy import ghost
 from dlrm.privacy.bags import call_of, contributions, per_sample, squared_norms
 from dlrm.privacy.checks import check_model, check_separate
 from dlrm.privacy.ghost import Clipper
@@ -53,6 +54,26 @@ def test_clipped_sums_are_those_of_a_loop(name, weighted):
             got = made.dense[parameter]
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
         assert parameter.requires_grad and parameter.grad is None
+
+
+def test_without_the_native_kernel_the_sums_are_the_same(monkeypatch):
+    torch.manual_seed(0)
+    model = DLRM(DLRMConfig(**SMALL, wide=True))
+    batch = loops.random_batch(model.config.rows, 3, 17, 1, weighted=True)
+
+    def made():
+        clipper = Clipper(model, 0.5)
+        with clipper.watch(17):
+            logits = model(*batch.inputs())
+        return clipper.clipped(logits.sum()).rows
+
+    native = made()
+    monkeypatch.setattr(ghost, "sum_bags", lambda records, scale: None)
+    plain = made()
+    assert native.keys() == plain.keys() and len(native) == 6
+    for table, found in native.items():
+        assert torch.equal(found.rows, plain[table].rows)
+        torch.testing.assert_close(found.values, plain[table].values)
 
 
 def test_frozen_parameters_have_no_part_in_it():

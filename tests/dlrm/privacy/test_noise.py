@@ -40,6 +40,19 @@ def test_the_kernel_draws_what_the_reference_does(count, threads):
     torch.testing.assert_close(got, 1 + 0.5 * torch.from_numpy(want), rtol=2e-5, atol=2e-5)
 
 
+def test_without_a_compiler_the_reference_draws(monkeypatch):
+    noise, rows = Noise.new(2), torch.tensor([4, 9])
+    native, native_rows = torch.zeros(40), torch.zeros(2, 20)
+    noise.add(native, 2.0, 1, 1)
+    noise.add_to_rows(native_rows, rows, 0.5, 1, 2)
+    monkeypatch.setattr(made, "library", lambda: None)
+    plain, plain_rows = torch.zeros(40), torch.zeros(2, 20)
+    noise.add(plain, 2.0, 1, 1)
+    noise.add_to_rows(plain_rows, rows, 0.5, 1, 2)
+    torch.testing.assert_close(native, plain, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(native_rows, plain_rows, rtol=2e-5, atol=2e-5)
+
+
 def test_normals_are_normal_and_independent():
     x = torch.zeros(400_000)
     Noise.new(1).add(x, 1.0, 0, 0)

@@ -195,6 +195,17 @@ def test_a_high_threshold_leaves_untouched_rows_alone():
     assert grad._nnz() == 1
 
 
+@pytest.mark.parametrize("kind", ["lazy", "selected"])
+def test_a_step_where_the_gradients_of_samples_would_take_65_gb(kind):
+    torch.manual_seed(0)
+    config = DLRMConfig(rows=(1_000_000,), dim=8, dense_in=1, bottom=(), top=())
+    step = PrivateStep(DLRM(config), Mechanism(1.0, 1.0, 2048, kind), Noise.new(), Ledger(), 0.1)
+    ids = torch.randint(0, 1_000_000, (2048, 1))
+    step.gradients(Batch.one_hot(torch.ones(2048, 1), ids, torch.ones(2048)), 0)
+    grad = step.model.sparse_parameters()[0].grad
+    assert 0 < grad._nnz() < 3000
+
+
 def test_counts_of_a_sample_have_norm_one_over_all_tables():
     config = DLRMConfig(rows=(9, 30), dim=4, dense_in=3, bottom=(8,), top=(8,), wide=True)
     torch.manual_seed(0)
