@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,20 @@ from dlrm.privacy.step import PrivateStep
 PLAIN, COMPILED = "not private", "not private, compiled"
 WAYS = {"DP-SGD": "dense", "lazy": "lazy", "selected": "selected"}
 LR = 0.01
+
+
+@dataclass(eq=False)
+class OnCPU(Contestant):
+    """Timed by the processor's time of this process: steadier than the clock's beside others.
+
+    Meant for one thread, as the time of all threads adds up.
+    """
+
+    def time(self, batches: Sequence[Batch]) -> float:
+        started = time.process_time()
+        for batch in batches:
+            self.run(batch)
+        return (time.process_time() - started) / len(batches)
 
 
 @dataclass
@@ -105,9 +120,10 @@ def opacus_bytes(config: DLRMConfig, batch_size: int) -> int:
 
 
 def measure(
-    base: DLRMConfig, rows: int, tables: int, batch_size: int, rounds: int, who: Sequence[str]
-) -> Point:
-    """One size: all contestants in turns."""
+    base: DLRMConfig, rows: int, tables: int, batch_size: int, rounds: int, who: Sequence[str],
+    kind: type[Contestant] = Contestant,
+) -> Point:  # fmt: skip
+    """One size: all contestants in turns; ``kind`` says how they are timed."""
     config = DLRMConfig.preset("kaggle", rows=(rows,) * tables, dim=base.dim)
     torch.manual_seed(0)
     model = DLRM(config)
@@ -138,7 +154,7 @@ def measure(
         except (MemoryError, RuntimeError) as error:
             failed[name] = str(error).splitlines()[0]
             continue
-        contestants.append(Contestant(name, "", lambda b: b, run))
+        contestants.append(kind(name, "", lambda b: b, run))
     race(contestants, batch, rounds)
     ms = {c.group: statistics.median(c.seconds) * 1e3 for c in contestants}
     return Point(rows, tables, batch_size, ms, failed)
