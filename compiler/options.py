@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 MODES = ("default", "reduce-overhead", "max-autotune")
+TARGETS = ("", "cpp", "triton")
 _listeners: list[Callable[..., None]] = []
 
 
@@ -20,6 +21,8 @@ class Options:
     * ``ordering``: run steps in an order of low peak memory.
     * ``mode``: default, reduce-overhead or max-autotune.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on
+      CPU tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
     """
 
     inlining: bool = True
@@ -29,6 +32,7 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    target: str = ""
 
     @property
     def autotune(self) -> bool:
@@ -47,6 +51,8 @@ class Options:
         named = {k: v for k, v in named.items() if v is not None}
         if named.get("mode", "default") not in MODES:
             raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        if named.get("target", "") not in TARGETS:
+            raise ValueError(f"target {named['target']!r}: want cpp or triton, or none")
         return Options(**named)
 
     def report(self, half: str, gm: Any, graph: Any, steps: Any, module: Any) -> None:

@@ -264,6 +264,14 @@ def test_averages_are_post_processing_where_noise_is_not_late(tmp_path):
         assert result["privacy"]["steps"] == 4
 
 
+@pytest.mark.parametrize("flags", [["--private", "--epsilon", "3"], ["--label-epsilon", "1"]])
+def test_several_processes_are_refused(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dlrm.train.launched", lambda: True)
+    told = ["--data", "synthetic", "--out", str(tmp_path / "run"), *flags]
+    assert main(told) == 2
+    assert "start one process" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 def test_validation_on_training_rows_is_refused(tmp_path):
     data = synthetic_for((30,) * 8, 13, n_train=1000)
     data = dataclasses.replace(data, splits={**data.splits, "val": data.splits["train"]})
