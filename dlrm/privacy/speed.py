@@ -27,7 +27,7 @@ from dlrm.privacy.noise import Noise
 from dlrm.privacy.rows import Mechanism
 from dlrm.privacy.step import PrivateStep
 
-PLAIN, COMPILED = "not private", "not private, compiled"
+PLAIN, COMPILED = "not private", "compiled"  # neither of the two is private
 WAYS = {"DP-SGD": "dense", "lazy": "lazy", "selected": "selected"}
 LR = 0.01
 

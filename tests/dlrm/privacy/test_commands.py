@@ -49,7 +49,7 @@ def test_an_account_of_a_plan(tmp_path, capsys):
 def test_speed_measures_all_and_says_who_cannot_run(monkeypatch, capsys):
     monkeypatch.setattr(speed, "memory_bytes", lambda: (10**6, 10**6))
     told = ["--rows", "100,200", "--tables", "2", "--batch-size", "8", "--rounds", "1"]
-    assert main(["speed", *told, "--without", "not private, compiled".split(",")[0]]) == 0
+    assert main(["speed", *told, "--without", "compiled,Opacus"]) == 0
     printed = capsys.readouterr().out
     for name in ("DP-SGD", "lazy", "selected"):
         assert f"{name}: time grows as rows **" in printed
