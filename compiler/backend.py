@@ -62,6 +62,8 @@ def _with_patterns(
     if rewrite.before is None:
         return run, rewrite.checks
     before = rewrite.before
+    if options.checksums:
+        warnings.warn("checksums: embedding bags in training are not verified", stacklevel=2)
 
     def with_bags(*inputs: Any) -> Any:
         return run(*inputs, *before(*inputs))
@@ -101,7 +103,8 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch)
+    checksums = options.checksums and half != "backward"
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, checksums)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"

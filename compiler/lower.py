@@ -49,17 +49,18 @@ def lower(
     frozen: Sequence[int] = (),
     autotune: bool = False,
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm,
+    checksums: bool = False,
 ) -> Graph:
     """The graph's operations in the loop IR.
 
     ``inlining=False`` stores every intermediate. ``frozen`` are inputs, by number, whose values may
     be taken once for all: what depends on them alone is computed at the first call only.
     ``autotune`` lets matrix products be measured, ours against PyTorch's. ``branch`` compiles the
-    graphs inside control flow.
+    graphs inside control flow. ``checksums`` has kernels verify their results.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
-    graph = Graph(inlining=inlining, autotune=autotune, branch=branch)
+    graph = Graph(inlining=inlining, autotune=autotune, branch=branch, checksums=checksums)
     graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []

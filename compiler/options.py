@@ -20,6 +20,9 @@ class Options:
     * ``ordering``: run steps in an order of low peak memory.
     * ``mode``: default, reduce-overhead or max-autotune.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``checksums``: verify embedding bags (where no gradient is wanted), MLPs and other products
+      with a matrix by checksums of the weights, and raise ``compiler.kernels.checked.Corruption``
+      for what memory or arithmetic did to them. Backward is not verified.
     """
 
     inlining: bool = True
@@ -29,6 +32,7 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    checksums: bool = False
 
     @property
     def autotune(self) -> bool:
