@@ -30,6 +30,10 @@ class Finding:
     said: str = ""  # in a sentence
     p: float | None = None  # of a test, corrected for the number of tests
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", float(self.value))  # NumPy's numbers are no JSON
+        object.__setattr__(self, "bad", bool(self.bad))
+
 
 @dataclass
 class Section:
@@ -128,7 +132,8 @@ def _row(finding: Finding) -> list[Cell]:
 def _plain(cell: Cell) -> Any:
     if isinstance(cell, Mark):
         return cell.text
-    return getattr(cell, "value", cell)
+    cell = getattr(cell, "value", cell)
+    return cell.item() if isinstance(cell, np.generic) else cell
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
