@@ -30,9 +30,12 @@ EDGE = 1e-7  # recalibrated probabilities stay this far from 0 and 1
 def ece(label: np.ndarray, probability: np.ndarray, bins: int = BINS) -> float:
     """Expected calibration error over ``bins`` equally filled bins."""
     metrics = _netcal("metrics")
+    p = probability.astype(np.float64)
+    rank = np.empty(len(p))
+    rank[np.argsort(p, kind="stable")] = np.linspace(0, 1e-9, len(p))  # netcal refuses equal edges
     with _quiet():
         measure = metrics.ECE(bins, equal_intervals=False)
-        return float(measure.measure(probability.astype(np.float64), label.astype(int)))
+        return float(measure.measure(np.minimum(p + rank, 1), label.astype(int)))
 
 
 def miscalibration_p(label: np.ndarray, probability: np.ndarray, bins: int = BINS) -> float:
