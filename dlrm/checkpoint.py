@@ -3,7 +3,7 @@
 A checkpoint is a folder: ``model.safetensors``, ``optimizer.safetensors`` (moments and the random
 state) and ``state.json`` (settings, position, and the checksum of the other two). It is written
 under a temporary name and renamed, so a folder named ``step-*`` is always complete; a later damage
-is found by the checksums.
+is found by the checksums. ``state.json`` ends with one of its own text before that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from dlrm.errors import InputError
 from dlrm.files import named, remove, write_text
 from dlrm.model import DLRM
 
-FORMAT, VERSION = "dlrm-checkpoint", 1
+FORMAT, VERSION = "dlrm-checkpoint", 2
+UNSIGNED = 1  # a version whose state.json has no checksum of its own; it is read all the same
 
 
 class CheckpointError(InputError):
@@ -92,7 +93,18 @@ def _write(
         listed[name] = {"bytes": file.stat().st_size, "xxh3": _hash(file)}
     whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
     whole["files"] = listed
-    write_text(folder / "state.json", json.dumps(whole, indent=1))
+    write_text(folder / "state.json", _signed(json.dumps(whole, indent=1)))
+
+
+def _signed(text: str) -> str:
+    """A JSON object with one entry more, the checksum of the text before it."""
+    body = text.rstrip().removesuffix("}").rstrip()
+    return f'{body},\n "xxh3": "{xxhash.xxh3_128_hexdigest(body.encode())}"\n}}\n'
+
+
+def _is_signed(content: bytes) -> bool:
+    body, found, end = content.rpartition(b',\n "xxh3": "')
+    return bool(found) and end == f'{xxhash.xxh3_128_hexdigest(body)}"\n}}\n'.encode()
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -113,16 +125,21 @@ def _replace(partial: Path, path: Path) -> None:
 def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint, once its files agree with their checksums."""
     try:
-        state = json.loads((path / "state.json").read_text())
+        content = (path / "state.json").read_bytes()
+        state = json.loads(content)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'}: not a checkpoint of this package")
-    if state.get("version") != VERSION:
+    if state.get("version") not in (UNSIGNED, VERSION):
         raise CheckpointError(
             f"{path}: checkpoint version {state.get('version')}, this package reads {VERSION}"
+        )
+    if state["version"] != UNSIGNED and not _is_signed(content):
+        raise CheckpointError(
+            f"{path / 'state.json'}: damaged: its checksum is not the one written with it"
         )
     if missing := [k for k in ("files", "model", "source", "dataset", "fate") if k not in state]:
         raise CheckpointError(f"{path / 'state.json'}: incomplete: it has no {', '.join(missing)}")

@@ -45,10 +45,20 @@ class Section:
     header: Sequence[str] = ()
     rows: list[Sequence[Cell]] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    shown: bool = False  # whether the table is for the terminal too
 
     @property
     def bad(self) -> list[Finding]:
         return [f for f in self.findings if f.bad]
+
+    def table(self) -> list[str]:
+        """The table as lines of text."""
+        cells = [[str(c) for c in self.header]]
+        cells += [[number(c) if isinstance(c, float | int) else str(_plain(c)) for c in row]
+                  for row in self.rows]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+                for row in cells]  # fmt: skip
 
 
 @dataclass
@@ -85,7 +95,8 @@ class Report:
         lines = [self.title, self.lead]
         for s in self.sections:
             state = f"{len(s.bad)} bad of {len(s.findings)}" if s.bad else f"{len(s.findings)} good"
-            lines.append(f"{s.title}: {state if s.findings else s.text or 'nothing to check'}")
+            lines.append(f"{s.title}: {state if s.findings else s.text or 'see the report'}")
+            lines += s.table() if s.shown else []
             lines += [f"  {f.said or f.where}" for f in s.bad[:most]]
             if len(s.bad) > most:
                 lines.append(f"  and {len(s.bad) - most} more: see the report")

@@ -215,6 +215,7 @@ def _summary(effects: list[Effect]) -> Section:
         f"than {WRONG:g}, after one flip).",
         header=("kind", "region", "bits", "wrong outputs", "rise of NE", "fall of AUC"),
         rows=list(by_region(effects)),
+        shown=True,
     )
 
 

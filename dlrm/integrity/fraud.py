@@ -38,13 +38,20 @@ class Judged:
     rows: np.ndarray  # (K,) how many each has
     rate: np.ndarray  # (K,)
     surprise: np.ndarray  # (K,)
+    skews: tuple[np.ndarray, np.ndarray]  # (K,) each: of the rate and of the surprise, by chance
 
     def p(self) -> np.ndarray:
-        """(K,): the chance that an honest id is as far off, in any of the two, among all K."""
-        from scipy.stats import norm
+        """(K,): the chance that an honest id is as far off, in any of the two, among all K.
 
-        either = np.minimum(2 * norm.sf(np.abs(self.rate)), norm.sf(self.surprise)) * 2
-        return holm(np.minimum(either, 1.0))
+        A few clicks more than expected are likelier than as many fewer: with few rows that matters,
+        so chances are those of a gamma distribution with the right skewness (Pearson's type III).
+        """
+        from scipy.stats import pearson3
+
+        far = np.abs(self.rate)
+        sides = [pearson3.sf(far, np.sign(self.rate) * self.skews[0]) * 2,
+                 pearson3.sf(self.surprise, self.skews[1])]  # fmt: skip
+        return holm(np.minimum(np.minimum(*sides) * 2, 1.0))
 
 
 def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Judged:
@@ -60,7 +67,7 @@ def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Jud
     ids = one_id(batch, dataset.table_names.index(table))
     empty = np.zeros(0)
     if not 0 < label.sum() < len(label):
-        return Judged(empty, empty, empty, empty)
+        return Judged(empty, empty, empty, empty, (empty, empty))
     p = LogisticRegression(max_iter=200).fit(others, label).predict_proba(others)[:, 1]
     p = np.clip(p, 1e-4, 1 - 1e-4)
     kinds, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
@@ -69,30 +76,46 @@ def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Jud
         return np.bincount(inverse, weights=values, minlength=len(kinds))
 
     odds = np.log(p / (1 - p))
-    spread = total(p * (1 - p))
-    shift = total(label - p) / spread  # one Newton step of the id's own log-odds
-    loss = -np.log(np.where(label > 0, p, 1 - p))
-    excess = loss + p * np.log(p) + (1 - p) * np.log1p(-p)
-    kept = (counts >= least) & (kinds >= 0) & (spread >= 1)
-    rate = _standard(shift[kept], 1 / spread[kept])
-    own = total(p * (1 - p) * odds**2)
-    surprise = _standard((total(excess) / counts)[kept], (own / counts**2)[kept])
-    return Judged(kinds[kept], counts[kept], rate, surprise)
+    spread = p * (1 - p)
+    third = spread * (1 - 2 * p)  # central moment of a label
+    kept = (counts >= least) & (kinds >= 0) & (total(spread) >= 1)
+    # one Newton step of the id's own log-odds; and the loss beyond its mean, -odds (label - p)
+    rate, skew = _standard(
+        *(values[kept] for values in (total(label - p), total(spread), total(third), total(spread)))
+    )
+    surprise, other = _standard(
+        *(
+            values[kept]
+            for values in (
+                total(odds * (p - label)),
+                total(spread * odds**2),
+                total(third * -(odds**3)),
+                counts.astype(np.float64),
+            )
+        )
+    )
+    return Judged(kinds[kept], counts[kept], rate, surprise, (skew, other))
 
 
-def _standard(value: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Values in standard deviations: each has the variance ``noise`` and, with all others, one more
-    that makes the middle half of them as wide as that of a normal.
+def _standard(
+    sums: np.ndarray, variance: np.ndarray, third: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over the rows of K ids, divided by ``weight``, in standard deviations; and skewnesses.
+
+    A sum has the ``variance`` and ``third`` moment of chance; what honest ids differ by adds one
+    more variance, the same for all, that makes the middle half as wide as that of a normal.
     """
-    if len(value) < FEWEST:
-        return np.zeros_like(value)
+    if len(sums) < FEWEST:
+        return np.zeros_like(sums), np.zeros_like(sums)
+    value, noise = sums / weight, variance / weight**2
     centred = value - np.median(value)
     low, high = 0.0, float(np.abs(centred).max()) ** 2 + 1e-12
     for _ in range(60):
         between = (low + high) / 2
         wide = np.median(np.abs(centred) / np.sqrt(noise + between)) > QUARTILE
         low, high = (between, high) if wide else (low, between)
-    return centred / np.sqrt(noise + high)
+    deviation = np.sqrt(noise + high)
+    return centred / deviation, third / weight**3 / deviation**3
 
 
 def bad_ids(batch: Batch, dataset: Dataset, table: str, level: float = LEVEL) -> np.ndarray:
