@@ -1,4 +1,4 @@
-"""``python -m dlrm.integrity data|model|flips|score``: see ``--help`` of each.
+"""``python -m dlrm.integrity data|model|flips|score|cost``: see ``--help`` of each.
 
 Exit status: 0 nothing bad was found, 1 something was, 2 the input cannot be checked.
 """
@@ -74,7 +74,20 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--only", default="", help="detectors that have this in their name")
     score.add_argument("--seed", type=int, default=0)
 
-    for command in (data, model, flips, score):
+    cost = commands.add_parser(
+        "cost",
+        help="measure what the checksums cost",
+        description="Time with and without checksums, in turns.",
+        formatter_class=shape,
+    )
+    cost.add_argument("--preset", default="kaggle")
+    cost.add_argument("--table-rows", type=int, default=100_000, help="of a table, at most")
+    cost.add_argument("--batch", type=int, default=2048)
+    cost.add_argument("--pooling", type=int, default=1, help="ids in a bag")
+    cost.add_argument("--turns", type=int, default=100)
+    cost.add_argument("--seed", type=int, default=0)
+
+    for command in (data, model, flips, score, cost):
         command.add_argument("--json", default="", help="file to write")
         command.add_argument("--html", default="", help="page to write, complete in itself")
         command.add_argument("--quiet", action=argparse.BooleanOptionalAction, default=False)
@@ -92,6 +105,10 @@ def run(options: dict[str, Any]) -> Report:
         from dlrm.integrity.score import score
 
         return score(**options, quiet=quiet)
+    if command == "cost":
+        from dlrm.integrity.cost import cost
+
+        return cost(**options, quiet=quiet)
     if command == "flips":
         from dlrm.integrity.flips import flips
 

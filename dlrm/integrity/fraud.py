@@ -4,8 +4,9 @@ What a row's label should be follows from all other features of the row, by a lo
 on their encodings. Of each id two things are compared with that:
 
 * rate: its clicks. A click farm clicks more than its ads deserve.
-* surprise: the log loss of its rows beyond its expectation. A poisoned user contradicts what all
-  others say of the same items; its rate may be average.
+* choice: what it clicks, given how much. A poisoned user contradicts what all others say of the
+  same items: the slope of its log-odds on the expected ones is not 1 but less; its rate may be
+  average.
 
 Honest ids differ too. Their spread is estimated from the middle half of all ids, which a few bad
 ones do not move, and an id is bad if it lies beyond what that spread explains (Holm over the ids).
@@ -37,8 +38,8 @@ class Judged:
     ids: np.ndarray  # (K,) i64
     rows: np.ndarray  # (K,) how many each has
     rate: np.ndarray  # (K,)
-    surprise: np.ndarray  # (K,)
-    skews: tuple[np.ndarray, np.ndarray]  # (K,) each: of the rate and of the surprise, by chance
+    choice: np.ndarray  # (K,)
+    skews: tuple[np.ndarray, np.ndarray]  # (K,) each: of the rate and of the choice, by chance
 
     def p(self) -> np.ndarray:
         """(K,): the chance that an honest id is as far off, in any of the two, among all K.
@@ -50,7 +51,7 @@ class Judged:
 
         far = np.abs(self.rate)
         sides = [pearson3.sf(far, np.sign(self.rate) * self.skews[0]) * 2,
-                 pearson3.sf(self.surprise, self.skews[1])]  # fmt: skip
+                 pearson3.sf(self.choice, self.skews[1])]  # fmt: skip
         return holm(np.minimum(np.minimum(*sides) * 2, 1.0))
 
 
@@ -76,38 +77,34 @@ def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Jud
         return np.bincount(inverse, weights=values, minlength=len(kinds))
 
     odds = np.log(p / (1 - p))
-    spread = p * (1 - p)
-    third = spread * (1 - 2 * p)  # central moment of a label
-    kept = (counts >= least) & (kinds >= 0) & (total(spread) >= 1)
-    # one Newton step of the id's own log-odds; and the loss beyond its mean, -odds (label - p)
-    rate, skew = _standard(
-        *(values[kept] for values in (total(label - p), total(spread), total(third), total(spread)))
-    )
-    surprise, other = _standard(
-        *(
-            values[kept]
-            for values in (
-                total(odds * (p - label)),
-                total(spread * odds**2),
-                total(third * -(odds**3)),
-                counts.astype(np.float64),
-            )
-        )
-    )
-    return Judged(kinds[kept], counts[kept], rate, surprise, (skew, other))
+    spread = total(p * (1 - p))
+    kept = (counts >= least) & (kinds >= 0) & (spread >= 1)
+    third = total(p * (1 - p) * (1 - 2 * p))  # central moment of a sum of labels
+    rate, skew = _standard(*(v[kept] for v in (total(label - p), spread, third)))
+
+    own = np.clip(total(label - p) / np.maximum(spread, 1), -4, 4)  # its log-odds beyond the others'
+    q = 1 / (1 + np.exp(-(odds + own[inverse])))
+    weight = q * (1 - q)
+    about = odds - (total(weight * odds) / np.maximum(total(weight), 1e-9))[inverse]
+    terms = (total(about * (q - label)), total(weight * about**2),
+             total(weight * (1 - 2 * q) * -(about**3)))  # fmt: skip
+    choice, other = _standard(*(v[kept] for v in terms))
+    return Judged(kinds[kept], counts[kept], rate, choice, (skew, other))
 
 
 def _standard(
-    sums: np.ndarray, variance: np.ndarray, third: np.ndarray, weight: np.ndarray
+    sums: np.ndarray, variance: np.ndarray, third: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over the rows of K ids, divided by ``weight``, in standard deviations; and skewnesses.
+    """Estimates of K ids (one Newton step each) in standard deviations, and their skewnesses.
 
-    A sum has the ``variance`` and ``third`` moment of chance; what honest ids differ by adds one
-    more variance, the same for all, that makes the middle half as wide as that of a normal.
+    A sum over the rows of an id has the ``variance`` and ``third`` moment of chance, and estimates
+    ``sum / variance``. What honest ids differ by adds one more variance, the same for all, that
+    makes the middle half as wide as that of a normal.
     """
     if len(sums) < FEWEST:
         return np.zeros_like(sums), np.zeros_like(sums)
-    value, noise = sums / weight, variance / weight**2
+    weight = np.maximum(variance, 1e-9)
+    value, noise = sums / weight, 1 / weight
     centred = value - np.median(value)
     low, high = 0.0, float(np.abs(centred).max()) ** 2 + 1e-12
     for _ in range(60):
@@ -131,18 +128,18 @@ def check_users(batch: Batch, dataset: Dataset, table: str, level: float = LEVEL
         f"Fraud, {table}",
         f"{len(found.ids):,} ids with {LEAST} rows or more, in standard deviations from what their "
         "other features lead to expect.",
-        header=("id", "rows", "rate", "surprise"),
+        header=("id", "rows", "rate", "choice"),
     )
     if len(found.ids) < FEWEST:
         section.text = f"Not checked: fewer than {FEWEST} ids with {LEAST} rows or more."
         return section
     p = found.p()
     for k in np.argsort(p, kind="stable")[:20]:
-        row = (int(found.ids[k]), int(found.rows[k]), float(found.rate[k]), float(found.surprise[k]))
+        row = (int(found.ids[k]), int(found.rows[k]), float(found.rate[k]), float(found.choice[k]))
         section.rows.append(row)
     for k in np.flatnonzero(p < level):
-        far = max(abs(found.rate[k]), found.surprise[k])
-        what = "click rate" if abs(found.rate[k]) >= found.surprise[k] else "choice of what to click"
+        far = max(abs(found.rate[k]), found.choice[k])
+        what = "click rate" if abs(found.rate[k]) >= found.choice[k] else "choice of what to click"
         said = f"{table} {found.ids[k]}: its {what} is {far:.1f} standard deviations off"
         where = f"{table} {found.ids[k]}"
         section.findings.append(Finding("fraud", where, float(p[k]), level, True, said, float(p[k])))

@@ -8,7 +8,6 @@ kernels, for less: ``compiler.compile(model, checksums=True)``.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -92,18 +91,3 @@ class TableGuard:
                 self._next = (self._next + b - a) % total
                 break
         return found
-
-
-def overhead(model: DLRM, batch: Batch, turns: int = 20) -> tuple[float, float]:
-    """Seconds that scoring a batch takes, and those that verifying its rows takes; medians, the two
-    in turns.
-    """
-    guard = TableGuard(model)
-    times: list[list[float]] = [[], []]
-    with torch.inference_mode():
-        for _ in range(turns):
-            for k, run in enumerate((lambda: model(*batch.inputs()), lambda: guard.verify(batch))):
-                start = time.perf_counter()
-                run()
-                times[k].append(time.perf_counter() - start)
-    return sorted(times[0])[turns // 2], sorted(times[1])[turns // 2]

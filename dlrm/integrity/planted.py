@@ -238,10 +238,13 @@ def overlap(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     return truth, set(np.flatnonzero(np.isin(row_hashes(whole), row_hashes(a))).tolist())
 
 
-def _people(world: World, rng: np.random.Generator, change: Callable[..., np.ndarray]) -> Found:
+def _people(
+    world: World, rng: np.random.Generator, rows: int, change: Callable[..., np.ndarray]
+) -> Found:
+    """Eight users with at least ``rows`` rows whose labels are changed."""
     batch = world.people.take(rng.permutation(len(world.people))[: 4 * ROWS])
     ids = one_id(batch, 0)
-    busy = np.flatnonzero(np.bincount(ids, minlength=USERS) >= 30)
+    busy = np.flatnonzero(np.bincount(ids, minlength=USERS) >= rows)
     chosen = rng.choice(busy, size=8, replace=False)
     label = change(batch.label.numpy().copy(), np.isin(ids, chosen))
     batch = dataclasses.replace(batch, label=torch.from_numpy(label))
@@ -254,7 +257,7 @@ def click_fraud(world: World, rng: np.random.Generator, faulty: bool) -> Found:
             label[own & (rng.random(len(label)) < 0.9)] = 1
         return label
 
-    truth, found = _people(world, rng, farm)
+    truth, found = _people(world, rng, 30, farm)
     return truth if faulty else set(), found
 
 
@@ -262,7 +265,7 @@ def poisoning(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     def turn(label: np.ndarray, own: np.ndarray) -> np.ndarray:
         return np.where(own, 1 - label, label).astype(np.float32) if faulty else label
 
-    truth, found = _people(world, rng, turn)
+    truth, found = _people(world, rng, 80, turn)
     return truth if faulty else set(), found
 
 
