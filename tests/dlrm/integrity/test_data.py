@@ -142,7 +142,7 @@ def test_the_command_writes_both_reports_and_says_yes_or_no(tmp_path, capsys):
     report = json.loads(json_file.read_text())
     assert report["bad"] == 0 and len(report["sections"]) > 10
     page = html_file.read_text()
-    assert page.startswith("<!DOCTYPE html>") and "Leakage" in page and "http" not in page
+    assert page.startswith("<!DOCTYPE html>") and "Leakage" in page and "://" not in page
     assert command.main(["data", name, "synthetic:samples=6000,seed=9"]) == 0  # the same features
     assert command.main(["data", name, "synthetic:samples=6000,seed=2,zipf=0.2"]) == 1
     assert "PSI" in capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_the_command_writes_both_reports_and_says_yes_or_no(tmp_path, capsys):
         (["synthetic:samples=2000", "--users", "C99"], "no table 'C99'"),
         (["synthetic:samples=2000", "synthetic:samples=2000,dense_in=2"], "other dense names"),
         (["synthetic", "--level", "2"], "--level"),
-        (["synthetic", "--json", "/proc/none/x.json"], "--json"),
+        (["synthetic", "--json", str(ROOT / "README.md" / "x.json")], "--json"),
     ],
 )
 def test_bad_input_is_refused(args, said, capsys):
@@ -170,7 +170,7 @@ def test_a_random_split_of_movielens_knows_the_future():
     root = os.environ.get("DLRM_DATA_DIR")
     if not root:
         pytest.skip("needs MovieLens 100K: set DLRM_DATA_DIR to the folder that holds ml-100k")
-    report = check_data(str(Path(root) / "ml-100k"), rows=20_000)
+    report = check_data(str(Path(root) / "ml-100k"), rows=5_000)
     time = next(s for s in report.sections if s.title == "Time")
     assert time.bad and time.findings[0].value > 0.99
     assert {f.check for f in report.bad} <= {"time", "fraud"}
