@@ -12,6 +12,7 @@
 #include "tables.h"
 
 constexpr uint32_t MODULUS = 251;
+constexpr int64_t OFTEN = 64;  // rows after which the arithmetic is verified
 
 // What the rows of one table should be. As TableSums in checked.py.
 struct Sums {
@@ -69,10 +70,23 @@ static void pool(const Table& t, const Sums& sums, int64_t table, int64_t column
   VecLong seen{};
   uint64_t expected = 0;
   float weights = 0;
-  Vec read[N] = {}, made[N] = {};
+  Vec read[N] = {}, made[N] = {}, wrong{};
   Walk walk(bags, table, start, bad);
-  int64_t asked = walk.end;
-  const int64_t first = walk.end;
+  int64_t asked = walk.end, first = walk.end;
+  // Of n terms no partial sum exceeds `reach`, so neither side is off by more than n / 2 roundings
+  // of that; often, so that n stays small. A table with numbers that are not finite has no limit.
+  auto add_up = [&]() __attribute__((always_inline)) {
+    const float n = (float)(walk.end - first), reach = *sums.largest * (WEIGHTED ? weights : n);
+    const float limit = 0x1p-24f * reach * (n + 4);
+#pragma GCC unroll 8
+    for (int k = 0; k < N; k++) {
+      const Vec error = read[k] - made[k];
+      const VecInt good = (error <= splat(limit)) & (error >= splat(-limit));
+      if (limit <= 3e38f) wrong += select(good, Vec{}, splat(1.0f));
+      read[k] = made[k] = Vec{};
+    }
+    first = walk.end, weights = 0;
+  };
   for (int64_t b = start; b < stop; b++) {
     walk.next(b, bad);
     Vec acc[N] = {};
@@ -128,20 +142,11 @@ static void pool(const Table& t, const Sums& sums, int64_t table, int64_t column
       if (mean && used > 1) acc[k] /= splat((float)used);
       full ? store_columns((float*)out + at, acc[k], n) : store_columns((bf16*)out + at, acc[k], n);
     }
+    if (walk.end - first >= OFTEN) add_up();
   }
   tally.bytes += total(seen);
   tally.expected += expected;
-  // Partial sums stay below `reach`, and the rounding errors of n terms add up as sqrt(n) of it,
-  // with a factor under 0.2 even if all terms are equal.
-  const float n = (float)(walk.end - first), reach = *sums.largest * (WEIGHTED ? weights : n);
-  const float limit = 0x1p-24f * reach * (4 + std::sqrt(n));
-  if (!(limit <= 3e38f)) return;  // the table holds numbers that are not finite
-  Vec wrong{};  // whole vectors throughout: a look at one lane would put them all into memory
-#pragma GCC unroll 8
-  for (int k = 0; k < N; k++) {
-    const Vec error = read[k] - made[k];
-    wrong += select((error <= splat(limit)) & (error >= splat(-limit)), Vec{}, splat(1.0f));
-  }
+  add_up();
   if (sum(wrong) != 0) tally.pooled = false;
 }
 

@@ -3,7 +3,8 @@
 // The outputs of a row x, before bias and activation, must add up to the product of x with the sums
 // of the weight's columns: sum_o (x W^T)_o = x . (sum_o W_o). The sums are taken when the weight was
 // last changed on purpose, so a bit that flipped in the weight since then shows as well as one in the
-// product. It costs a dot product for each row and layer: 1 / outputs of the work.
+// product. It costs a dot product for each row and layer: 1 / outputs of the work. A row that is off
+// by more than rounding usually explains is done again in double before anything is said.
 #include "chain.h"
 #include "bags.h"
 
@@ -46,16 +47,57 @@ void finish(const CheckedEpilogue<T>& e, const float* c, Int row, Int rows, Int 
   finish(static_cast<const Epilogue<T>&>(e), c, row, rows, column, columns);
 }
 
+// Element (o, k) of a layer's weight, plain or packed (see pack.h).
+template <class T> static float element(const Layer& layer, Int o, Int k) {
+  const T* weight = (const T*)layer.weight;
+  if (layer.weight_row) return to_float(weight[o * layer.weight_row + k]);
+  const Int first = o / PANEL * PANEL, width = panel_width(layer.outputs, first);
+  const T* panel = weight + panel_offset<T>(first, layer.inputs);
+  if (width == 1) return to_float(panel[k]);
+  return to_float(panel[(k / DEPTH<T> * width + o - first) * DEPTH<T> + k % DEPTH<T>]);
+}
+
+// Whether a suspicious row is wrong, by doing it again in double: an output, or `found`, the sum of
+// the products, is further from the exact one than any rounding explains, or the columns of the
+// weight do not have their sums.
+template <class T>
+static bool confirmed(const Layer& layer, const float* sums, const T* x, const T* out, float found) {
+  const Int inputs = layer.inputs;
+  double total = 0, expected = 0, slack = 0, all = 0;
+  for (Int o = 0; o < layer.outputs; o++) {
+    double exact = 0, size = 0;
+    for (Int k = 0; k < inputs; k++) {
+      const double product = (double)to_float(x[k]) * element<T>(layer, o, k);
+      exact += product, size += std::fabs(product);
+    }
+    total += exact, all += size;
+    const float bias = layer.bias ? to_float(((const T*)layer.bias)[o]) : 0.0f;
+    const float wanted = activate(splat((float)exact + bias), layer.activation)[0];
+    const double ulp = sizeof(T) == 4 ? 0x1p-22 : 0x1p-7;  // of the activation and of storing
+    const double bound =
+        1.2 * 0x1p-24 * (inputs + 8) * (size + std::fabs(bias)) + ulp * std::fabs(wanted) + 1e-30;
+    if (!(std::fabs(to_float(out[o]) - wanted) <= bound)) return true;
+  }
+  for (Int k = 0; k < inputs; k++) {
+    const double term = (double)to_float(x[k]) * sums[k];
+    expected += term, slack += std::fabs(term);
+  }
+  if (!(std::fabs(total - found) <= 0x1p-24 * (inputs + layer.outputs + 8) * all + 1e-30))
+    return true;
+  return !(std::fabs(total - expected) <= 0x1p-22 * slack + 1e-30);
+}
+
 // Compares rows [first, first + rows) of a layer's input with the totals of their products, which
-// `parts` threads have counted, each at totals + part * step.
+// `parts` threads have counted, each at totals + part * step; out holds the layer's outputs.
 template <class T>
 static void verify(const Layer& layer, const float* sums, const T* x, Int x_row, Int first, Int rows,
-                   const float* totals, Int parts, Int step, Int number, Problem& bad) {
+                   const float* totals, Int parts, Int step, const T* out, Int out_row, Int number,
+                   Problem& bad) {
   const Int inputs = layer.inputs;
-  // A sum of k products has a rounding error of about 0.2 sqrt(k) ulp of |x| |w_o|, however the
-  // signs fall; over the outputs these add up as the norm of the weight, sums[inputs], does. Adding
-  // n outputs of one sign costs sqrt(n) times that.
-  const float scale = 8 * 0x1p-24f * sums[inputs] *
+  // A sum of k products has a rounding error of about 0.2 sqrt(k) ulp of |x| |w_o|; over the outputs
+  // these add up as the norm of the weight does, sums[inputs]. Adding n outputs of one sign costs
+  // sqrt(n) times that. Rows beyond that are looked at again.
+  const float scale = 2 * 0x1p-24f * sums[inputs] *
                       (std::sqrt((float)inputs) + std::sqrt((float)layer.outputs));
   for (Int r = 0; r < rows; r++) {
     Vec dot{}, squares{}, found{};
@@ -69,8 +111,9 @@ static void verify(const Layer& layer, const float* sums, const T* x, Int x_row,
     for (Int part = 0; part < parts; part++) found += load(totals + part * step + r * LANES);
     const float limit = scale * (std::sqrt(sum(squares)) + 1e-18f);  // squares may underflow
     // Where the input or the weight is not finite, neither is the limit: nothing can be said.
-    if (!(std::fabs(sum(found) - sum(dot)) <= limit) && limit <= 3e38f)
-      bad.note(Problem::PRODUCT, number, first + r, 0);
+    if (!(std::fabs(sum(found) - sum(dot)) <= limit) && limit <= 3e38f &&
+        confirmed(layer, sums, row, out + r * out_row, sum(found)))
+      return bad.note(Problem::PRODUCT, number, first + r, 0);
   }
 }
 
@@ -120,8 +163,9 @@ static void forward_checked(const T* x, Int x_row, Int batch, const Layer* layer
       }
 #pragma omp single
       {
-        verify(layer, sums[l], from, from_row, 0, batch, totals.data, threads, step, l, problem);
         auto e = epilogue(l, 0, batch, scratch.data, nullptr);
+        verify(layer, sums[l], from, from_row, 0, batch, totals.data, threads, step, e.out,
+               e.out_row, l, problem);
         from = e.out, from_row = e.out_row;
       }
     }
@@ -143,7 +187,8 @@ static void forward_checked(const T* x, Int x_row, Int batch, const Layer* layer
         std::memset(totals.data, 0, rows * LANES * sizeof(float));
         auto e = epilogue(l, first, rows, scratch.data, totals.data);
         layer_part(layers[l], from, from_row, rows, 0, layers[l].outputs, batch == 1, e);
-        verify(layers[l], sums[l], from, from_row, first, rows, totals.data, 1, 0, l, bad);
+        verify(layers[l], sums[l], from, from_row, first, rows, totals.data, 1, 0, e.out, e.out_row,
+               l, bad);
         from = e.out, from_row = e.out_row;
       }
     }

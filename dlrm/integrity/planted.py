@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dlrm.batch import Batch
+from dlrm.config import DLRMConfig
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.planted import PlantedTruth
 from dlrm.datasets.synthetic import SyntheticConfig, synthetic_dataset
@@ -26,12 +27,18 @@ from dlrm.integrity.findings import LEVEL, Section
 from dlrm.integrity.forms import Source
 from dlrm.integrity.fraud import bad_ids
 from dlrm.integrity.leakage import check_fall, check_leakage, check_order
-from dlrm.integrity.robust import check_staleness
+from dlrm.integrity.robust import (
+    check_missing,
+    check_quantization,
+    check_staleness,
+    score_rows,
+)
 from dlrm.integrity.rows import one_id, table_ids
 from dlrm.integrity.schema import check_ranges, check_schema
 from dlrm.integrity.skew import Scored, skewed_rows
 from dlrm.integrity.slices import check_fairness, check_slices
 from dlrm.metrics import sigmoid
+from dlrm.model import DLRM
 
 Found = tuple[Set[Any], Set[Any]]
 Trial = Callable[["World", np.random.Generator, bool], Found]
@@ -321,6 +328,45 @@ def staleness(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     return {"test"} if faulty else set(), _bad(check_staleness(_drawn(rng, x), seen, 8))
 
 
+def _truthful(
+    rng: np.random.Generator, outlier: float, scale: float
+) -> tuple[DLRM, Batch, Dataset, np.ndarray]:
+    """A model, rows, the data set they are of, and logits, from which the labels are drawn.
+
+    ``outlier``: the first column of all tables is that large, and ignored by the model; but the
+    steps of quantization have to span it. ``scale``: of the first table, next to the others.
+    """
+    seed = int(rng.integers(2**31))
+    data = synthetic_dataset(
+        SyntheticConfig(rows=(50, 40, 30), dense_in=3, n_train=ROWS, n_val=1, n_test=1, seed=seed)
+    )
+    torch.manual_seed(seed)
+    model = DLRM(DLRMConfig(rows=data.rows, dense_in=3, dim=8, bottom=(8,), top=(16,),
+                            interaction="cat")).eval()  # fmt: skip
+    with torch.no_grad():
+        for table in model.tables:
+            table.bag.weight.mul_(4)
+            table.bag.weight[:, 0] += outlier
+        model.top[0].weight[:, 8::8] = 0
+        model.top[0].weight[:, 8:16] *= scale
+    batch = data.splits["train"].read(0, ROWS)
+    logit = score_rows(model, batch)
+    label = torch.from_numpy(_drawn(rng, logit))
+    return model, dataclasses.replace(batch, label=label), data, logit
+
+
+def quantization(world: World, rng: np.random.Generator, faulty: bool) -> Found:
+    model, batch, _, logit = _truthful(rng, 1000.0 if faulty else 0.0, 1.0)
+    bad = _bad(check_quantization(model, batch, logit, np.repeat("one", len(batch)), "none"))
+    # 15 steps are coarse for any table: only int8 is expected to cost nothing
+    return {"int8, all"} if faulty else set(), {name for name in bad if name == "int8, all"}
+
+
+def missing(world: World, rng: np.random.Generator, faulty: bool) -> Found:
+    model, batch, data, logit = _truthful(rng, 0.0, 20.0 if faulty else 1.0)
+    return {"C1"} if faulty else set(), _bad(check_missing(model, batch, data, logit))
+
+
 @dataclass(frozen=True)
 class Detector:
     """A detector: what is planted, what it counts, and its chance of a false alarm in clean data."""
@@ -352,4 +398,6 @@ MODEL = (
     Detector("slices", "slice", slices, LEVEL),
     Detector("fairness", "set", fairness, LEVEL),
     Detector("staleness", "set", staleness, LEVEL),
+    Detector("quantization", "set", quantization, LEVEL),
+    Detector("missing features", "feature", missing, LEVEL),
 )

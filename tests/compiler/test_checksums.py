@@ -59,7 +59,7 @@ def lookups(draw):
     return tables, bags, size, width, dtype
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(given_=lookups(), threads=st.integers(1, 3))
 def test_bags_are_the_same_bits_and_raise_no_alarm(given_, threads):
     tables, bags, size, width, dtype = given_
@@ -70,7 +70,7 @@ def test_bags_are_the_same_bits_and_raise_no_alarm(given_, threads):
     assert torch.equal(plain, verified)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(given_=lookups(), seed=st.integers(0, 2**31))
 def test_any_bit_of_any_row_that_is_read(given_, seed):
     tables, bags, size, width, dtype = given_
@@ -176,10 +176,10 @@ def test_no_alarm_where_rounding_is_worst():
     """All of one sign, very wide, and numbers of very different sizes."""
     torch.manual_seed(0)
     for inputs, outputs in ((3000, 1), (1, 3000), (2000, 2000)):
-        for weight in (torch.rand(outputs, inputs) + 0.5,
+        for weight in (torch.rand(outputs, inputs) + 0.5, torch.full((outputs, inputs), 0.3),
                        torch.exp(4 * torch.randn(outputs, inputs))):  # fmt: skip
             layer = mlp.Layer(weight, None, "none")
-            for x in (torch.rand(64, inputs), torch.exp(5 * torch.randn(64, inputs))):
+            for x in (torch.rand(8, inputs), torch.full((8, inputs), 0.7), torch.exp(5 * torch.randn(8, inputs))):
                 checked.mlp(x, [layer], [checked.weight_sums(weight)])
 
 
@@ -244,7 +244,7 @@ def test_the_option_finds_flips_and_goes_on_after_them(compiled):
                 verified(*inputs)
             assert found.value.kind == kind
             flip(tensor, place, 30)
-        assert "tables.1" in str(Corruption) or torch.equal(verified(*inputs), clean)
+        assert torch.equal(verified(*inputs), clean)
 
 
 def test_changes_on_purpose_are_taken_over_once(compiled, monkeypatch):
@@ -257,6 +257,8 @@ def test_changes_on_purpose_are_taken_over_once(compiled, monkeypatch):
     )
     with torch.no_grad():
         verified(*inputs)
+        with torch.inference_mode():
+            verified(*inputs)  # another graph, with sums of its own
         before = len(taken)
         verified(*inputs)
         with torch.inference_mode():
@@ -306,7 +308,7 @@ def test_training_verifies_products_and_says_what_it_does_not():
         for parameter in model.parameters():
             parameter -= 0.01
     fast(*inputs).sum().backward()
-    flip(model.top[0].weight, 1, 30)
+    flip(model.top[0].weight, model.top[0].weight.shape[1] - 1, 30)
     with pytest.raises(Corruption, match="layer 0"):
         fast(*inputs)
 
