@@ -233,4 +233,4 @@ class _Known:
 
 def _version(weight: Tensor) -> tuple[int, int]:
     """Where it starts in its storage, and how often it was changed in place."""
-    return weight.storage_offset(), 0 if weight.is_inference() else weight._version
+    return int(weight.storage_offset()), 0 if weight.is_inference() else weight._version

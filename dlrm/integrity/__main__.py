@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--users", default="", help="table whose ids are judged; empty: chosen")
     data.add_argument("--rows", type=int, default=500_000, help="of a part, at most; 0: all")
     data.add_argument("--level", type=float, default=LEVEL, help="chance of a false alarm")
-    data.add_argument("--leak-auc", type=float, default=TOO_GOOD, help="AUC that one feature may have")
+    data.add_argument(
+        "--leak-auc", type=float, default=TOO_GOOD, help="AUC that one feature may have"
+    )
 
     model = commands.add_parser(
         "model",
@@ -70,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
         description="Plant faults of every kind in clean data; precision, recall, false alarms.",
         formatter_class=shape,
     )
-    score.add_argument("--trials", type=int, default=20, help="clean and faulty data sets of a kind")
+    score.add_argument(
+        "--trials", type=int, default=20, help="clean and faulty data sets of a kind"
+    )
     score.add_argument("--only", default="", help="detectors that have this in their name")
     score.add_argument("--seed", type=int, default=0)
 

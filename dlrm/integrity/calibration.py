@@ -23,7 +23,11 @@ from dlrm.metrics import scores, sigmoid
 
 BINS = 20
 ECE_LIMIT = 0.02
-METHODS = {"Platt": "LogisticCalibration", "beta": "BetaCalibration", "isotonic": "IsotonicRegression"}
+METHODS = {
+    "Platt": "LogisticCalibration",
+    "beta": "BetaCalibration",
+    "isotonic": "IsotonicRegression",
+}
 EDGE = 1e-7  # recalibrated probabilities stay this far from 0 and 1
 
 

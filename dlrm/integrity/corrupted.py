@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from dlrm import checkpoint
 from dlrm.batch import Batch
 from dlrm.config import DLRMConfig
 from dlrm.integrity.flips import flipped
-from dlrm.integrity.guard import TableGuard
+from dlrm.integrity.guard import TableGuard, table_weights
 from dlrm.integrity.planted import Detector, Found, World
 from dlrm.model import DLRM
 
@@ -67,7 +68,8 @@ def _rows_read(batch: Batch, rng: np.random.Generator) -> tuple[int, int]:
 def guarded_rows(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     """Any bit of a row that is about to be read, found by the guard."""
     model, guard = small_model()
-    truth, found = set(), set()
+    truth: set[Any] = set()
+    found: set[Any] = set()
     for n in range(FLIPS):
         batch = inputs(rng)
         if not faulty:
@@ -76,7 +78,7 @@ def guarded_rows(world: World, rng: np.random.Generator, faulty: bool) -> Found:
         table, row = _rows_read(batch, rng)
         truth.add((n, table, row))
         place = row * CONFIG.dim + int(rng.integers(CONFIG.dim))
-        with flipped(model.tables[table].bag.weight, place, int(rng.integers(32))):
+        with flipped(table_weights(model)[table], place, int(rng.integers(32))):
             for damage in guard.verify(batch):
                 found |= {(n, int(damage.table.split(".")[1]), r) for r in damage.rows}
     return truth, found
@@ -89,14 +91,15 @@ def _bags(batch: Batch) -> Bags:
 
 @cache
 def _table_sums() -> list[checked.TableSums]:
-    return [checked.table_sums(t.bag.weight.detach()) for t in small_model()[0].tables]
+    return [checked.table_sums(t) for t in table_weights(small_model()[0])]
 
 
 def bag_rows(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     """Each bit of a row that is read, found by the kernel that pools it."""
-    tables = [t.bag.weight.detach() for t in small_model()[0].tables]
+    tables = table_weights(small_model()[0])
     sums = _table_sums()
-    truth, found = set(), set()
+    truth: set[Any] = set()
+    found: set[Any] = set()
     for bit in range(FLIPS):
         batch = inputs(rng)
         out = torch.empty(len(batch), len(tables), CONFIG.dim)
@@ -119,9 +122,10 @@ def bag_rows(world: World, rng: np.random.Generator, faulty: bool) -> Found:
 
 def bag_arithmetic(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     """A significant flip in a pooled vector, found by the kernel that made it."""
-    tables = [t.bag.weight.detach() for t in small_model()[0].tables]
+    tables = table_weights(small_model()[0])
     native = checked.bag_library(planted=True)
-    truth, found = set(), set()
+    truth: set[Any] = set()
+    found: set[Any] = set()
     while len(truth) < FLIPS:
         batch, n = inputs(rng), len(truth)
         out = torch.empty(len(batch), len(tables), CONFIG.dim)
@@ -174,7 +178,8 @@ def weights(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     kernel that multiplies with it.
     """
     layers, _ = chain()
-    truth, found = set(), set()
+    truth: set[Any] = set()
+    found: set[Any] = set()
     for n in range(FLIPS):
         x = _x(rng)
         if not faulty:
@@ -199,7 +204,8 @@ def product_arithmetic(world: World, rng: np.random.Generator, faulty: bool) -> 
     """A significant flip in a number of a product (about normal, so up to 4 in size)."""
     layers, _ = chain()
     native = checked.mlp_library(planted=True)
-    truth, found = set(), set()
+    truth: set[Any] = set()
+    found: set[Any] = set()
     for n in range(FLIPS):
         layer, row = int(rng.integers(3)), int(rng.integers(64))
         column = int(rng.integers(layers[layer].outputs))
@@ -215,8 +221,9 @@ def product_arithmetic(world: World, rng: np.random.Generator, faulty: bool) -> 
 
 def checkpoints(world: World, rng: np.random.Generator, faulty: bool) -> Found:
     """Any bit of any file of a checkpoint, found when it is read."""
-    state = {"model": {}, "source": {}, "dataset": {}, "fate": {}, "step": 1}
-    truth, found = set(), set()
+    state: dict[str, Any] = {"model": {}, "source": {}, "dataset": {}, "fate": {}, "step": 1}
+    truth: set[Any] = set()
+    found: set[Any] = set()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
         checkpoint.save(path, small_model()[0], state)

@@ -26,7 +26,7 @@ from dlrm.batch import Batch
 from dlrm.config import PRESETS
 from dlrm.errors import InputError
 from dlrm.integrity.findings import Report, Section
-from dlrm.integrity.guard import TableGuard
+from dlrm.integrity.guard import TableGuard, table_weights
 from dlrm.model import DLRM
 
 CYCLE = 16  # batches of ids in turn: rows come from memory, not from the cache of the last call
@@ -122,7 +122,7 @@ def cost(
 
 
 def _bags(model: DLRM, pool: list[Batch], turns: int) -> Cost:
-    tables = [table.bag.weight.detach() for table in model.tables]
+    tables = table_weights(model)
     sums = [checked.table_sums(t) for t in tables]
     out = torch.empty(len(pool[0]), len(tables), model.config.dim)
     given = []
@@ -143,5 +143,8 @@ def _products(model: DLRM, size: int, turns: int) -> Cost:
     sums = [checked.weight_sums(m.weight) for m in plain]
     x = torch.randn(size, layers[0].inputs)
     return in_turns(
-        "top MLP, kernel", lambda k: mlp.mlp(x, layers), lambda k: checked.mlp(x, layers, sums), turns
+        "top MLP, kernel",
+        lambda k: mlp.mlp(x, layers),
+        lambda k: checked.mlp(x, layers, sums),
+        turns,
     )

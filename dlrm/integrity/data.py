@@ -64,9 +64,7 @@ def _about(source: Source) -> str:
     return f"{source.name}: rows {sizes}"
 
 
-def _parts(
-    source: Source, users: str, rows: int, level: float, leak_auc: float
-) -> list[Section]:
+def _parts(source: Source, users: str, rows: int, level: float, leak_auc: float) -> list[Section]:
     """One data set: its parts by themselves, and test beside training."""
     dataset = source.dataset
     batches = {part: read_rows(dataset, part, rows) for part in dataset.splits}
@@ -120,7 +118,9 @@ def _follow(
 def _users(batch: Batch, source: Source, table: str, level: float) -> Section:
     dataset = source.dataset
     if not table:
-        sizes = {n: k for n, k in zip(dataset.table_names, dataset.rows, strict=True) if k <= 100_000}
+        sizes = {
+            n: k for n, k in zip(dataset.table_names, dataset.rows, strict=True) if k <= 100_000
+        }
         table = "user" if "user" in sizes else max(sizes, key=lambda n: sizes[n], default="")
     if not table:
         return Section("Fraud", "Not checked: no table of up to 100,000 rows; name one by --users.")

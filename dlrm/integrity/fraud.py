@@ -58,9 +58,7 @@ class Judged:
 def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Judged:
     """Every id of a table that has at least ``least`` rows."""
     if table not in dataset.table_names:
-        raise InputError(
-            f"--users: no table {table!r}; there are {', '.join(dataset.table_names)}"
-        )
+        raise InputError(f"--users: no table {table!r}; there are {', '.join(dataset.table_names)}")
     label = batch.label.numpy().astype(np.float64)
     features = codes(batch, dataset, bin_edges(batch, dataset))
     encoded = encode(features, label)
@@ -82,7 +80,9 @@ def judge(batch: Batch, dataset: Dataset, table: str, least: int = LEAST) -> Jud
     third = total(p * (1 - p) * (1 - 2 * p))  # central moment of a sum of labels
     rate, skew = _standard(*(v[kept] for v in (total(label - p), spread, third)))
 
-    own = np.clip(total(label - p) / np.maximum(spread, 1), -4, 4)  # its log-odds beyond the others'
+    own = np.clip(
+        total(label - p) / np.maximum(spread, 1), -4, 4
+    )  # its log-odds beyond the others'
     q = 1 / (1 + np.exp(-(odds + own[inverse])))
     weight = q * (1 - q)
     about = odds - (total(weight * odds) / np.maximum(total(weight), 1e-9))[inverse]
@@ -142,7 +142,9 @@ def check_users(batch: Batch, dataset: Dataset, table: str, level: float = LEVEL
         what = "click rate" if abs(found.rate[k]) >= found.choice[k] else "choice of what to click"
         said = f"{table} {found.ids[k]}: its {what} is {far:.1f} standard deviations off"
         where = f"{table} {found.ids[k]}"
-        section.findings.append(Finding("fraud", where, float(p[k]), level, True, said, float(p[k])))
+        section.findings.append(
+            Finding("fraud", where, float(p[k]), level, True, said, float(p[k]))
+        )
     if not section.findings:
         section.findings.append(
             Finding("fraud", table, float(p.min()), level, False, "", float(p.min()))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.batch import Batch
+from dlrm.embeddings import EmbeddingTable, PlainRows
 from dlrm.model import DLRM
 
 MODULUS = 251
@@ -22,8 +23,19 @@ MODULUS = 251
 def row_sums(rows: Tensor) -> Tensor:
     """(n,) u8 from rows (n, d) of any type: their bytes added up, mod 251."""
     plain = rows.detach().contiguous()
-    octets = plain.view(torch.uint8).view(len(plain), -1) if plain.numel() else plain.view(torch.uint8)
+    octets = (
+        plain.view(torch.uint8).view(len(plain), -1) if plain.numel() else plain.view(torch.uint8)
+    )
     return (octets.sum(1, dtype=torch.int32) % MODULUS).to(torch.uint8)
+
+
+def table_weights(model: DLRM) -> list[Tensor]:
+    """The rows of each table of a model whose tables are plain: F tensors (n, d)."""
+    found = []
+    for table in model.tables:
+        assert isinstance(table, EmbeddingTable) and isinstance(table.bag, PlainRows)
+        found.append(table.bag.weight.detach())
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,6 +159,3 @@ def movielens_groups(dataset: Dataset, folder: str) -> tuple[dict[str, np.ndarra
         "occupation": [u.occupation for u in users],
     }
     return {name: np.array(values)[who] for name, values in of_user.items()}, who
-
-
-

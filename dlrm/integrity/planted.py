@@ -26,6 +26,7 @@ from dlrm.integrity.duplicates import duplicate_rows, row_hashes
 from dlrm.integrity.findings import LEVEL, Section
 from dlrm.integrity.forms import Source
 from dlrm.integrity.fraud import bad_ids
+from dlrm.integrity.guard import table_weights
 from dlrm.integrity.leakage import check_fall, check_leakage, check_order
 from dlrm.integrity.robust import (
     check_missing,
@@ -65,7 +66,10 @@ class World:
                             n_train=1 << 17, n_val=1, n_test=1, seed=seed, null=(), pairs=())
         )  # fmt: skip
         return World(
-            data, data.splits["train"].read(0, 1 << 17), users, users.splits["train"].read(0, 1 << 17)
+            data,
+            data.splits["train"].read(0, 1 << 17),
+            users,
+            users.splits["train"].read(0, 1 << 17),
         )
 
     def draw(self, rng: np.random.Generator, sets: int = 2, rows: int = ROWS) -> list[Batch]:
@@ -100,7 +104,9 @@ def with_dense(batch: Batch, place: int, values: np.ndarray) -> Batch:
 def with_ids(batch: Batch, table: int, ids: np.ndarray) -> Batch:
     """The rows with other ids (B,) of a table, one each."""
     flat = batch.ids.clone()
-    flat[batch.offsets[table, 0] : batch.offsets[table, -1]] = torch.from_numpy(ids.astype(np.int64))
+    flat[batch.offsets[table, 0] : batch.offsets[table, -1]] = torch.from_numpy(
+        ids.astype(np.int64)
+    )
     return dataclasses.replace(batch, ids=flat)
 
 
@@ -344,11 +350,13 @@ def _truthful(
     model = DLRM(DLRMConfig(rows=data.rows, dense_in=3, dim=8, bottom=(8,), top=(16,),
                             interaction="cat")).eval()  # fmt: skip
     with torch.no_grad():
-        for table in model.tables:
-            table.bag.weight.mul_(4)
-            table.bag.weight[:, 0] += outlier
-        model.top[0].weight[:, 8::8] = 0
-        model.top[0].weight[:, 8:16] *= scale
+        for weight in table_weights(model):
+            weight.mul_(4)
+            weight[:, 0] += outlier
+        first = model.top[0]
+        assert isinstance(first, torch.nn.Linear)
+        first.weight[:, 8::8] = 0
+        first.weight[:, 8:16] *= scale
     batch = data.splits["train"].read(0, ROWS)
     logit = score_rows(model, batch)
     label = torch.from_numpy(_drawn(rng, logit))

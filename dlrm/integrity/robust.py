@@ -68,12 +68,16 @@ def check_quantization(
     for name in columns[0].index:
         own = groups == name
         base = entropy(float(label[own].mean()))
-        section.rows.append((str(name), int(own.sum()), *(float(c.loc[name]) / base for c in columns)))
+        section.rows.append(
+            (str(name), int(own.sum()), *(float(c.loc[name]) / base for c in columns))
+        )
     chances = holm([_chance(norm, value - limit, error) for *_, value, error in found])
     for (kind, name, value, _), p in zip(found, chances, strict=True):
         said = f"{kind} tables raise NE by {value:.4f} in {name}"
         bad = value > limit and p < level
-        section.findings.append(Finding("quantization", f"{kind}, {name}", value, limit, bad, said, p))
+        section.findings.append(
+            Finding("quantization", f"{kind}, {name}", value, limit, bad, said, p)
+        )
     return section
 
 

@@ -68,7 +68,9 @@ def _failures(batch: Batch, dataset: Dataset, first: int) -> list[Failures]:
     for i, name in enumerate(dataset.dense_names):
         columns[name] = batch.dense[:, i].numpy()
         rules[name] = pandera.Column(float, _finite(pandera), coerce=True, nullable=True)
-    frames.append((pandas.DataFrame(columns), pandera.DataFrameSchema(rules), np.arange(len(batch))))
+    frames.append(
+        (pandas.DataFrame(columns), pandera.DataFrameSchema(rules), np.arange(len(batch)))
+    )
     for f, name in enumerate(dataset.table_names):
         ids, row = table_ids(batch, f)
         within = pandera.Check(

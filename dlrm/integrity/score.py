@@ -62,7 +62,9 @@ def run(detector: Detector, world: World, trials: int, seed: int) -> Score:
         planted, found, right = planted + len(truth), found + len(seen), right + len(truth & seen)
         _, seen = detector.trial(world, np.random.default_rng([seed, trial, 0]), False)
         alarms += bool(seen)
-    return Score(detector.name, detector.unit, detector.level, trials, planted, found, right, alarms)
+    return Score(
+        detector.name, detector.unit, detector.level, trials, planted, found, right, alarms
+    )
 
 
 def score(trials: int = 20, only: str = "", seed: int = 0, quiet: bool = True) -> Report:

@@ -41,7 +41,10 @@ def lookups(draw):
     seed = draw(st.integers(0, 2**31))
     torch.manual_seed(seed)
     dtype, width = draw(DTYPES), draw(st.sampled_from([1, 3, 16, 17, 64, 130]))
-    mode, size = draw(st.sampled_from(["sum", "mean", "max"])), draw(st.sampled_from([0, 1, 5, 600]))
+    mode, size = (
+        draw(st.sampled_from(["sum", "mean", "max"])),
+        draw(st.sampled_from([0, 1, 5, 600])),
+    )
     count, wide = draw(st.integers(1, 3)), draw(st.sampled_from([torch.int32, torch.int64]))
     tables, ids, offsets, weights = [], [], [], []
     for _ in range(count):
@@ -145,7 +148,9 @@ def layers_of(widths, dtype, last="none"):
     made = []
     for i, o in zip(widths[:-1], widths[1:], strict=True):
         weight = (torch.randn(o, i) / i**0.5).to(dtype)
-        made.append(mlp.Layer(weight, torch.randn(o).to(dtype), "relu" if o != widths[-1] else last))
+        made.append(
+            mlp.Layer(weight, torch.randn(o).to(dtype), "relu" if o != widths[-1] else last)
+        )
     return made
 
 
@@ -179,7 +184,11 @@ def test_no_alarm_where_rounding_is_worst():
         for weight in (torch.rand(outputs, inputs) + 0.5, torch.full((outputs, inputs), 0.3),
                        torch.exp(4 * torch.randn(outputs, inputs))):  # fmt: skip
             layer = mlp.Layer(weight, None, "none")
-            for x in (torch.rand(8, inputs), torch.full((8, inputs), 0.7), torch.exp(5 * torch.randn(8, inputs))):
+            for x in (
+                torch.rand(8, inputs),
+                torch.full((8, inputs), 0.7),
+                torch.exp(5 * torch.randn(8, inputs)),
+            ):
                 checked.mlp(x, [layer], [checked.weight_sums(weight)])
 
 

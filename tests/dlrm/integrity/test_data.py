@@ -94,7 +94,9 @@ def test_a_sample_of_rows_spans_the_part():
 
 
 def test_schema_says_which_row_and_rule():
-    data = synthetic_dataset(SyntheticConfig(rows=(5, 4), dense_in=2, n_train=50, n_val=1, n_test=1))
+    data = synthetic_dataset(
+        SyntheticConfig(rows=(5, 4), dense_in=2, n_train=50, n_val=1, n_test=1)
+    )
     batch = data.splits["train"].read(0, 50)
     batch.dense[7, 1] = float("inf")
     batch.ids[int(batch.offsets[1, 3])] = -1
@@ -180,7 +182,9 @@ def test_preprocessed_criteo(tmp_path, capsys):
     from dlrm.preprocess import main as preprocess
 
     sample = ROOT / "data" / "criteo_sample.tsv"
-    assert preprocess(["--data", "criteo", "--input", str(sample), "--out", str(tmp_path / "c")]) == 0
+    assert (
+        preprocess(["--data", "criteo", "--input", str(sample), "--out", str(tmp_path / "c")]) == 0
+    )
     report = check_data(str(tmp_path / "c"))
     titles = {s.title for s in report.sections}
     assert {"Schema, train", "Drift, train to test", "Out of vocabulary, test", "Time"} <= titles

@@ -65,7 +65,9 @@ def test_ece_is_the_mean_gap_of_equal_bins():
     parts = np.array_split(np.argsort(p, kind="stable"), 20)
     want = np.mean([abs(label[part].mean() - p[part].mean()) for part in parts])
     assert abs(ece(label, p) - want) < 1e-3
-    assert ece(label, np.full(len(label), 0.25)) == pytest.approx(abs(label.mean() - 0.25), abs=1e-3)
+    assert ece(label, np.full(len(label), 0.25)) == pytest.approx(
+        abs(label.mean() - 0.25), abs=1e-3
+    )
 
 
 def test_miscalibration_has_the_right_level():
@@ -115,9 +117,7 @@ def model_with_truth(scale=1.0, outlier=0.0):
     data = synthetic_dataset(
         SyntheticConfig(rows=(50, 40), dense_in=3, n_train=20_000, n_val=1, n_test=1)
     )
-    config = DLRMConfig(
-        rows=(50, 40), dense_in=3, dim=8, bottom=(8,), top=(16,), interaction="cat"
-    )
+    config = DLRMConfig(rows=(50, 40), dense_in=3, dim=8, bottom=(8,), top=(16,), interaction="cat")
     model = DLRM(config).eval()
     batch = data.splits["train"].read(0, 20_000)
     with torch.no_grad():
