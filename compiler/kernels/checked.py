@@ -7,8 +7,8 @@ sums that were taken of a weight when it was last changed must agree with what a
 * Embedding bags: the bytes of all rows that are read, exactly; pooled vectors, up to rounding.
 * Linear layers: each row of a product, up to rounding.
 
-What the sums cannot see: a fault between two kernels, in an input, in an activation function, in the
-choice of a maximum; and rows of an input that are not finite, or whose norm is beyond 1e19.
+What the sums cannot see: a fault between two kernels, in an input, in an activation function, in
+the choice of a maximum; and rows of an input that are not finite, or whose norm is beyond 1e19.
 """
 
 from __future__ import annotations

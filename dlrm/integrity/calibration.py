@@ -78,16 +78,16 @@ def recalibration(
 def check_calibration(
     val: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], level: float = LEVEL
 ) -> Section:
-    """Calibration on test, and what recalibrating on val makes of it. Labels and logits (n,) each."""
+    """Calibration on test, and what recalibrating on val makes of it; labels and logits, (n,)."""
     label, logit = test
     p = sigmoid(logit)
     value, chance = ece(label, p), miscalibration_p(label, p)
+    bad = value > ECE_LIMIT and chance < level
     said = f"ECE {value:.4f} on test: probabilities are off"
     section = Section(
         "Calibration",
         f"ECE over {BINS} bins of equal size; a map fitted on val may mend what is off.",
-        [Finding("calibration", "test", value, ECE_LIMIT, value > ECE_LIMIT and chance < level, said,
-                 chance)],
+        [Finding("calibration", "test", value, ECE_LIMIT, bad, said, chance)],
         header=("map", "ECE", "NE", "calibration", "AUC"),
         figures=[_figure(label, logit)],
     )  # fmt: skip

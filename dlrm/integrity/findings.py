@@ -20,7 +20,7 @@ LEVEL = 0.01  # chance of a false alarm in a whole comparison, where a check is 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check looked at. ``bad``: ``value`` is beyond ``limit``, and not by chance."""
+    """One thing that a check looked at; ``bad`` if it is beyond the limit, and not by chance."""
 
     check: str
     where: str  # feature, part, slice or row
@@ -75,20 +75,21 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
+        sections = [
+            {
+                "title": s.title,
+                "about": s.text,
+                "findings": [asdict(f) for f in s.findings],
+                "table": {"header": [*s.header], "rows": [[*map(_plain, r)] for r in s.rows]},
+            }
+            for s in self.sections
+        ]
         return {
             "title": self.title,
             "about": self.lead,
             "bad": len(self.bad),
-            "sections": [
-                {
-                    "title": s.title,
-                    "about": s.text,
-                    "findings": [asdict(f) for f in s.findings],
-                    "table": {"header": list(s.header), "rows": [list(map(_plain, r)) for r in s.rows]},
-                }
-                for s in self.sections
-            ],
-        }  # fmt: skip
+            "sections": sections,
+        }
 
     def show(self, most: int = 8) -> str:
         """For the terminal: every section with its bad findings, ``most`` of each at most."""

@@ -3,17 +3,17 @@
 Two kinds of faults, as hardware makes them:
 
 * parameters: one bit of one weight, in memory, so every row scored sees it.
-* activations: one bit of one number that a region puts out, in passing. Every row gets a flip of its
-  own, at a place drawn for it, so one pass makes as many experiments as it has rows.
+* activations: one bit of one number that a region puts out, in passing. Every row gets a flip of
+  its own, at a place drawn for it, so one pass makes as many experiments as it has rows.
 
 The regions are the tables, the bottom MLP, the interaction (which has parameters in the cross
 network only) and the top MLP. Bits count from 0, the last of the fraction; 23 to 30 are the
 exponent of an f32, 31 is its sign.
 
-Published: of DLRM's parameters the top MLP is the most vulnerable, and the embedding tables are the
-least (Jiao et al. 2024, "PVF (Parameter Vulnerability Factor): A Scalable Metric for Understanding AI
-Vulnerability Against SDCs in Model Parameters", arXiv 2405.01741: the share of flips in a parameter
-that make an output wrong).
+Published: of DLRM's parameters the top MLP's are the most vulnerable, and embedding tables are less
+so (Jiao et al. 2024, "PVF (Parameter Vulnerability Factor): A Scalable Metric for Understanding
+AI Vulnerability Against SDCs in Model Parameters", arXiv 2405.01741; the metric is the probability
+that a corrupted parameter makes an output wrong).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def check_fall(
     known = encode(before, y)
     section = Section(
         "Leakage by time",
-        "Each feature's AUC in training (fitted on the other half) and in test (fitted on training).",
+        "Each feature's AUC in training, fitted on the other half, and in test, fitted on training.",
         header=("feature", "AUC in train", "AUC in test"),
     )
     falls: list[tuple[str, float, float]] = []
@@ -95,7 +95,8 @@ def check_fall(
         spread = (a.error**2 + b.error**2) ** 0.5
         falls.append((name, a.value - b.value, float(norm.sf((a.value - b.value - fall) / spread))))
     for (name, lost, _), p in zip(falls, holm([f[2] for f in falls]), strict=True):
-        said = f"{name}: its AUC is {lost:.3f} lower in test: training knows more than it should, or the feature changed"
+        said = f"{name}: its AUC is {lost:.3f} lower in test: "
+        said += "training knows more than it should, or the feature has changed"
         section.findings.append(
             Finding("leakage by time", name, lost, fall, p < level, said, float(p))
         )

@@ -45,9 +45,9 @@ def check_model(
     quiet: bool = True,
     source: dict[str, Any] | None = None,
 ) -> Report:
-    """The report on a checkpoint. ``source``: fields of ``DataConfig``, as in training if not given.
+    """The report on a checkpoint.
 
-    ``slices``: features to look at besides the popularity of ids. Raises InputError.
+    ``source``: fields of ``DataConfig``; those not given are as in training. ``slices``: features to look at besides the popularity of ids. Raises InputError.
     """
     if days < 2:
         raise InputError(f"--days: {days} must be at least 2")
@@ -85,9 +85,7 @@ def check_model(
     steps.append(lambda: check_missing(model, few, dataset, few_logit, level))
     settings = override(DataConfig(), {**state["source"], **(source or {})}, "settings")
     steps.append(lambda: _staleness(dataset, settings, label, logit["test"], days, level))
-    sections: list[Section] = []
-    for step in tqdm(steps, disable=quiet, unit="check"):
-        sections.append(step())
+    sections: list[Section] = [step() for step in tqdm(steps, disable=quiet, unit="check")]
     sections += _fairness(dataset, settings, label, logit["test"], level)
     return Report(f"Integrity of {path}", f"{dataset.name}: {len(test):,} rows of test.", sections)
 
@@ -107,8 +105,8 @@ def read_rows_of(batch: Batch, most: int) -> Batch:
 
 
 def _overall(label: np.ndarray, logit: np.ndarray) -> Section:
-    section = Section("Overall", "95% intervals by the bootstrap.", header=("metric", "value", "from",
-                                                                           "to"))  # fmt: skip
+    header = ("metric", "value", "from", "to")
+    section = Section("Overall", "95% intervals by the bootstrap.", header=header)
     found = scores(label, logit).as_dict()
     for name, (low, high) in bootstrap.intervals(label, logit).items():
         section.rows.append((name, found[name], low, high))

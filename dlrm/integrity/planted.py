@@ -377,7 +377,7 @@ def missing(world: World, rng: np.random.Generator, faulty: bool) -> Found:
 
 @dataclass(frozen=True)
 class Detector:
-    """A detector: what is planted, what it counts, and its chance of a false alarm in clean data."""
+    """A detector: what is planted, in which units, and the chance of an alarm in clean data."""
 
     name: str
     unit: str

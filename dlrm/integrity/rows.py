@@ -12,7 +12,7 @@ CHUNKS = 64  # places of a part from which a sample of its rows is taken
 
 
 def read_rows(dataset: Dataset, part: str, limit: int) -> Batch:
-    """The rows of a part in order: all, or about ``limit`` of them in ``CHUNKS`` runs over the part.
+    """The rows of a part in order: all, or about ``limit`` of them in ``CHUNKS`` runs all over it.
 
     Ids are not checked here: that is for the schema to report.
     """

@@ -49,7 +49,7 @@ def check_schema(batch: Batch, dataset: Dataset, part: str) -> Section:
         own = [f for f in failures.values() if f.column == column]
         count = sum(f.count for f in own)
         said = "; ".join(
-            f"{part}: {column}: {f.count:,} values break '{f.rule}', first {f.value:g} in row {f.row}"
+            f"{part}: {column}: {f.count:,} not {f.rule}, first {f.value:g} in row {f.row}"
             for f in own
         )
         section.findings.append(Finding("schema", f"{part} {column}", count, 0, count > 0, said))

@@ -1,9 +1,9 @@
 """``python -m dlrm.integrity score``: every detector on planted faults, in one table.
 
 Each detector gets as many faulty data sets as clean ones. Over the faulty ones, precision is the
-share of what it found that was planted, recall the share of what was planted that it found. Over the
-clean ones, false alarms are the share of data sets in which it found anything: of a test that is at
-most its level, up to chance.
+share of what it found that was planted, recall the share of what was planted that it found. Over
+the clean ones, false alarms are the share of data sets in which it found anything: of a test that
+is at most its level, up to chance.
 """
 
 from __future__ import annotations

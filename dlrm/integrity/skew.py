@@ -42,21 +42,21 @@ def read_scores(path: str | Path) -> Scored:
             )
         for row in reader:
             try:
-                place, p = int(row[0]), float(row[1])
+                number, p = int(row[0]), float(row[1])
             except (ValueError, IndexError):
-                place, p = -1, float("nan")
-            if not 0 <= p <= 1 or place < 0:
+                number, p = -1, float("nan")
+            if not 0 <= p <= 1 or number < 0:
                 raise InputError(
                     f"{path}:{reader.line_num}: {','.join(row)[:80]!r} is not a place and a "
                     "probability"
                 )
-            places.append(place)
+            places.append(number)
             values.append(p)
     if not places:
         raise InputError(f"{path}: no rows")
-    place = np.array(places)
-    order = np.argsort(place, kind="stable")
-    place = place[order]
+    unsorted = np.array(places)
+    order = np.argsort(unsorted, kind="stable")
+    place = unsorted[order]
     if (twice := np.flatnonzero(place[1:] == place[:-1])).size:
         raise InputError(f"{path}: row {place[twice[0]]} is there twice")
     return Scored(place, np.array(values)[order])

@@ -135,7 +135,7 @@ def odds_gap(label: np.ndarray, chosen: np.ndarray, groups: np.ndarray) -> float
     for y in (0, 1):
         own = label == y
         count = np.bincount(place[own], minlength=place.max() + 1)
-        share = np.bincount(place[own], weights=chosen[own], minlength=len(count))[count > 0]
-        share = share / count[count > 0]
+        chosen_of = np.bincount(place[own], weights=chosen[own], minlength=len(count))
+        share = chosen_of[count > 0] / count[count > 0]
         gaps.append(share.max() - share.min() if len(share) else 0.0)
     return float(max(gaps))

@@ -231,7 +231,7 @@ def compiled():
 
 
 def test_the_option_changes_no_result(compiled):
-    model, verified, plain = compiled
+    _, verified, plain = compiled
     with torch.no_grad():
         for size in (1, 6, 300):
             inputs = batch(BASE, size).inputs()
@@ -323,7 +323,7 @@ def test_training_verifies_products_and_says_what_it_does_not():
 
 
 def test_threads_may_share_a_compiled_model(compiled):
-    model, verified, _ = compiled
+    _, verified, _ = compiled
     inputs = batch(BASE, 30).inputs()
     failed = []
 

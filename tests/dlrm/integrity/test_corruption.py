@@ -36,9 +36,10 @@ def test_finds_flips_and_nothing_else(world, detector):
 
 def guarded():
     torch.manual_seed(0)
-    model = DLRM(DLRMConfig(rows=(30, 20), dense_in=2, dim=8, bottom=(4,), top=(4,), qr_threshold=25,
-                            qr_collisions=4)).eval()  # fmt: skip
-    return model, TableGuard(model)
+    config = DLRMConfig(
+        rows=(30, 20), dense_in=2, dim=8, bottom=(4,), top=(4,), qr_threshold=25, qr_collisions=4
+    )
+    return TableGuard(DLRM(config).eval())
 
 
 def test_every_single_bit_of_a_row_counts():
@@ -60,7 +61,7 @@ def test_sums_of_other_types():
 
 
 def test_scrubbing_finds_rows_that_nobody_reads():
-    model, guard = guarded()
+    guard = guarded()
     total = sum(len(s) for s in guard.sums.values())
     assert guard.scrub(total) == []
     name, weight = next(iter(guard.tables.items()))
@@ -71,7 +72,7 @@ def test_scrubbing_finds_rows_that_nobody_reads():
 
 
 def test_changes_on_purpose_are_made_known():
-    model, guard = guarded()
+    guard = guarded()
     name = "tables.1.bag"
     batch = Batch.one_hot(torch.zeros(3, 2), [[0, 4], [1, 5], [2, 4]], torch.zeros(3))
     with torch.no_grad():
