@@ -20,13 +20,22 @@ struct Sums {
   const float* largest;  // the largest absolute value in the table
 };
 
-#ifdef PLANT
 // A fault in the arithmetic, for tests: bit `bit` of one pooled number, before it is stored.
+#ifdef PLANT
 static int64_t plant_table = -1, plant_bag, plant_column, plant_bit;
 extern "C" __attribute__((visibility("default"))) void plant(int64_t table, int64_t bag,
                                                              int64_t column, int64_t bit) {
   plant_table = table, plant_bag = bag, plant_column = column, plant_bit = bit;
 }
+static void planted(int64_t table, int64_t bag, int64_t at, Vec& pooled) {
+  const int64_t lane = plant_column - at;
+  if (table != plant_table || bag != plant_bag || lane < 0 || lane >= LANES) return;
+  VecBits bits = (VecBits)pooled;
+  bits[lane] ^= 1u << plant_bit;
+  pooled = (Vec)bits;
+}
+#else
+INLINE void planted(int64_t, int64_t, int64_t, Vec&) {}
 #endif
 
 typedef uint64_t VecLong __attribute__((vector_size(4 * LANES)));
@@ -87,25 +96,54 @@ static void pool(const Table& t, const Sums& sums, int64_t table, int64_t column
     }
     first = walk.end, weights = 0;
   };
+  auto ask = [&](int64_t p) __attribute__((always_inline)) {  // for rows early, and in bursts
+    if (p + early <= asked) return;
+    const int64_t until = std::min(p + 2 * early, bags.count);
+    for (asked = std::max(asked, p); asked < until; asked++) {
+      prefetch(rows, bags.id(asked), stride, bytes);
+      if (known) prefetch(known, bags.id(asked), 1, 1);
+    }
+    asked = p + 2 * early;
+  };
+  auto valid = [&](int64_t p, int64_t id) __attribute__((always_inline)) {
+    if ((uint64_t)id >= (uint64_t)bags.rows) {
+      bad.note(Problem::ID, table, p, id);
+      return false;
+    }
+    return id != bags.padding;
+  };
+  auto put = [&](int64_t b, int k, Vec v) __attribute__((always_inline)) {
+    char* out = t.out + b * t.out_stride;
+    const int n = k + 1 < N ? LANES : last;
+    const int64_t at = column + k * LANES;
+    full ? store_columns((float*)out + at, v, n) : store_columns((bf16*)out + at, v, n);
+  };
   for (int64_t b = start; b < stop; b++) {
     walk.next(b, bad);
+    if (!WEIGHTED && !IS_MAX && walk.end - walk.begin == 1) {
+      // A bag of one is a copy, with no arithmetic: what is verified is what is stored.
+      const int64_t p = walk.begin, id = bags.id(p);
+      ask(p);
+      if (valid(p, id)) {
+        if (known) expected += known[id];
+        const T* row = (const T*)(rows + id * stride);
+#pragma GCC unroll 8
+        for (int k = 0; k < N; k++) {
+          Vec value = load_columns(row + k * LANES, k + 1 < N ? LANES : last);
+          planted(table, b, column + k * LANES, value);
+          seen += byte_sums(value);
+          put(b, k, value + Vec{});  // as in a sum, -0 becomes 0
+        }
+        first++;
+        continue;
+      }
+    }
     Vec acc[N] = {};
     int64_t used = 0;
     for (int64_t p = walk.begin; p < walk.end; p++) {
-      if (p + early > asked) {
-        const int64_t until = std::min(p + 2 * early, bags.count);
-        for (asked = std::max(asked, p); asked < until; asked++) {
-          prefetch(rows, bags.id(asked), stride, bytes);
-          if (known) prefetch(known, bags.id(asked), 1, 1);
-        }
-        asked = p + 2 * early;
-      }
+      ask(p);
       const int64_t id = bags.id(p);
-      if ((uint64_t)id >= (uint64_t)bags.rows) {
-        bad.note(Problem::ID, table, p, id);
-        continue;
-      }
-      if (id == bags.padding) continue;
+      if (!valid(p, id)) continue;
       if (known) expected += known[id];
       const T* row = (const T*)(rows + id * stride);
       const Vec weight = splat(WEIGHTED ? bags.weights[p] : 1.0f);
@@ -126,21 +164,12 @@ static void pool(const Table& t, const Sums& sums, int64_t table, int64_t column
       }
       used++;
     }
-    char* out = t.out + b * t.out_stride;
 #pragma GCC unroll 8
     for (int k = 0; k < N; k++) {
-      const int n = k + 1 < N ? LANES : last;
-      const int64_t at = column + k * LANES;
-#ifdef PLANT
-      if (table == plant_table && b == plant_bag && plant_column >= at && plant_column < at + n) {
-        VecBits bits = (VecBits)acc[k];
-        bits[plant_column - at] ^= 1u << plant_bit;
-        acc[k] = (Vec)bits;
-      }
-#endif
+      planted(table, b, column + k * LANES, acc[k]);
       if (!IS_MAX) made[k] += acc[k];
       if (mean && used > 1) acc[k] /= splat((float)used);
-      full ? store_columns((float*)out + at, acc[k], n) : store_columns((bf16*)out + at, acc[k], n);
+      put(b, k, acc[k]);
     }
     if (walk.end - first >= OFTEN) add_up();
   }

@@ -114,7 +114,7 @@ def cost(
         shown=True,
     )
     lead = (
-        f"{preset}: {len(config.rows)} tables of up to {table_rows:,} x {config.dim}, batch {batch},"
+        f"{preset}: {len(config.rows)} tables, up to {table_rows:,} x {config.dim}, batch {batch},"
         f" {pooling} ids a bag, {torch.get_num_threads()} threads; checksums take {guard.bytes:,} "
         f"bytes beside {model.table_bytes():,}."
     )

@@ -82,7 +82,7 @@ def check_fall(
     known = encode(before, y)
     section = Section(
         "Leakage by time",
-        "Each feature's AUC in training, fitted on the other half, and in test, fitted on training.",
+        "Each feature's AUC in train, fitted on the other half, and in test, fitted on train.",
         header=("feature", "AUC in train", "AUC in test"),
     )
     falls: list[tuple[str, float, float]] = []

@@ -47,7 +47,8 @@ def check_model(
 ) -> Report:
     """The report on a checkpoint.
 
-    ``source``: fields of ``DataConfig``; those not given are as in training. ``slices``: features to look at besides the popularity of ids. Raises InputError.
+    ``source``: fields of ``DataConfig``; those not given are as in training. ``slices``: features
+    to look at besides the popularity of ids. Raises InputError.
     """
     if days < 2:
         raise InputError(f"--days: {days} must be at least 2")
