@@ -201,19 +201,24 @@ def weights(world: World, rng: np.random.Generator, faulty: bool) -> Found:
 
 
 def product_arithmetic(world: World, rng: np.random.Generator, faulty: bool) -> Found:
-    """A significant flip in a number of a product (about normal, so up to 4 in size)."""
+    """A significant flip in a number of a product, found by the kernel that makes it."""
     layers, _ = chain()
     native = checked.mlp_library(planted=True)
     truth: set[Any] = set()
     found: set[Any] = set()
     for n in range(FLIPS):
-        layer, row = int(rng.integers(3)), int(rng.integers(64))
-        column = int(rng.integers(layers[layer].outputs))
-        bit = int(rng.choice([31, *range(25, 31)]))  # sign and upper exponent
+        x, layer = _x(rng), int(rng.integers(len(layers)))
+        given, weight = mlp.reference(x, layers[:layer]), layers[layer].weight
+        assert isinstance(weight, Tensor)
+        product = (given @ weight.t()).numpy()
+        while True:
+            place, bit = int(rng.integers(product.size)), int(rng.integers(32))
+            if moved(product, place, bit) > SIGNIFICANT:
+                break
         truth.add(n)
-        native.plant(layer if faulty else -1, row, column, bit)
+        native.plant(layer if faulty else -1, *divmod(place, product.shape[1]), bit)
         try:
-            found |= {n} if _alarm(_x(rng), planted=True) else set()
+            found |= {n} if _alarm(x, planted=True) else set()
         finally:
             native.plant(-1, 0, 0, 0)
     return truth if faulty else set(), found
@@ -250,6 +255,6 @@ CORRUPTION = (
     Detector("table rows, kernel", "flip", bag_rows, 0),
     Detector("pooled vectors, kernel", "significant flip", bag_arithmetic, 0),
     Detector("weights, kernel", "significant flip", weights, 0),
-    Detector("products, kernel", "flip of sign or upper exponent", product_arithmetic, 0),
+    Detector("products, kernel", "significant flip", product_arithmetic, 0),
     Detector("checkpoint", "flip", checkpoints, 0),
 )
