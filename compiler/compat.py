@@ -19,8 +19,10 @@ from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
+from torch.utils._sympy.functions import FloorDiv
 
 __all__ = [
+    "FloorDiv",
     "ORDERED",
     "StorageWeakRef",
     "above_operators",

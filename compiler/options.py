@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 MODES = ("default", "reduce-overhead", "max-autotune")
+TARGETS = ("", "cpp", "triton")
 _listeners: list[Callable[..., None]] = []
 
 
@@ -23,6 +24,8 @@ class Options:
     * ``checksums``: verify embedding bags (where no gradient is wanted), MLPs and other products
       with a matrix by checksums of the weights, and raise ``compiler.kernels.checked.Corruption``
       for what memory or arithmetic did to them. Backward is not verified.
+    * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on
+      CPU tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
     """
 
     inlining: bool = True
@@ -33,6 +36,7 @@ class Options:
     mode: str = "default"
     freeze: bool = False
     checksums: bool = False
+    target: str = ""
 
     @property
     def autotune(self) -> bool:
@@ -51,6 +55,8 @@ class Options:
         named = {k: v for k, v in named.items() if v is not None}
         if named.get("mode", "default") not in MODES:
             raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        if named.get("target", "") not in TARGETS:
+            raise ValueError(f"target {named['target']!r}: want cpp or triton, or none")
         return Options(**named)
 
     def report(self, half: str, gm: Any, graph: Any, steps: Any, module: Any) -> None:

@@ -54,7 +54,7 @@ def test_page_is_well_formed_and_text_is_escaped() -> None:
     reader.feed(full_page().render())
     assert reader.open == []
     assert "script" not in {tag for tag, _ in reader.seen}
-    assert reader.words.count(NASTY) == 13
+    assert reader.words.count(NASTY) == 15
     images = [attributes for tag, attributes in reader.seen if tag == "img"]
     assert images[0]["alt"] == NASTY
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -99,17 +97,6 @@ def test_every_byte_of_a_checkpoint_counts(tmp_path):
                 checkpoint.read_state(path)
         file.write_bytes(content)
     assert checkpoint.read_state(path)["step"] == 12
-
-
-def test_a_checkpoint_from_before_the_signature_is_read(tmp_path):
-    model = DLRM(DLRMConfig(rows=(3,), dense_in=1, dim=2, bottom=(), top=()))
-    state = {key: {} for key in ("model", "source", "dataset", "fate")}
-    checkpoint.save(tmp_path / "c", model, state)
-    file = tmp_path / "c" / "state.json"
-    old = json.loads(file.read_text())
-    del old["xxh3"]
-    file.write_text(json.dumps(old | {"version": 1}))
-    assert checkpoint.read_state(tmp_path / "c")["version"] == 1
 
 
 def test_scores_are_counted_right(world):
