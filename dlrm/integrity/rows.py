@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset, gather
+from dlrm.datasets.base import Dataset, load
 from dlrm.errors import InputError
 
 CHUNKS = 64  # places of a part from which a sample of its rows is taken
@@ -19,7 +19,7 @@ def read_rows(dataset: Dataset, part: str, limit: int) -> Batch:
     if part not in dataset.splits:
         raise InputError(f"{dataset.name} has no part {part!r}; it has {', '.join(dataset.splits)}")
     split = dataset.splits[part]
-    return gather(split, sample_ranges(len(split), limit))
+    return load(split, sample_ranges(len(split), limit)).take(None)
 
 
 def sample_ranges(size: int, limit: int) -> list[tuple[int, int]]:

@@ -32,7 +32,11 @@ def slice_labels(batch: Batch, dataset: Dataset, name: str) -> np.ndarray:
         raise InputError(f"--slice: no feature {name!r}; there are {', '.join(known)}")
     ids = one_id(batch, dataset.table_names.index(name))
     kinds, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    titles = np.array(["empty bag" if k < 0 else f"id {k}" for k in kinds], dtype=object)
+    known_as = dataset.id_names.get(name)
+    titles = np.array(
+        ["empty bag" if k < 0 else known_as[k] if known_as else f"id {k}" for k in kinds],
+        dtype=object,
+    )
     rare = np.ones(len(kinds), dtype=bool)
     rare[np.argsort(-counts, kind="stable")[:MOST]] = False
     titles[rare] = "other"
