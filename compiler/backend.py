@@ -67,6 +67,8 @@ def _with_patterns(
     if rewrite.before is None:
         return run, rewrite.checks
     before = rewrite.before
+    if options.checksums:
+        warnings.warn("checksums: embedding bags in training are not verified", stacklevel=2)
 
     def with_bags(*inputs: Any) -> Any:
         return run(*inputs, *before(*inputs))
@@ -122,7 +124,11 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch, target=options.target)
+    checksums = options.checksums and half != "backward"
+    target = options.target
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, target, checksums)
+    if checksums and not graph.checksums:
+        warnings.warn("checksums: code for a GPU is not verified", stacklevel=2)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"

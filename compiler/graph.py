@@ -99,6 +99,7 @@ class Graph:
     device: torch.device = CPU
     inlining: bool = True
     autotune: bool = False
+    checksums: bool = False  # whether kernels verify their results
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm
     effects: bool = False  # whether there are operations with effects
     frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward

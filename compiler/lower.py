@@ -57,6 +57,7 @@ def lower(
     autotune: bool = False,
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm,
     target: str = "",
+    checksums: bool = False,
 ) -> Graph:
     """The graph's operations in the loop IR.
 
@@ -64,6 +65,7 @@ def lower(
     be taken once for all: what depends on them alone is computed at the first call only.
     ``autotune`` lets matrix products be measured, ours against PyTorch's. ``branch`` compiles the
     graphs inside control flow. ``target`` is cpp or triton, or that of the tensors' device.
+    ``checksums`` has the C++ kernels verify their results.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
@@ -72,6 +74,7 @@ def lower(
     if target == "cpp" and device.type != "cpu":
         raise ValueError(f"target='cpp' is for tensors on the CPU, and there are some on {device}")
     graph = Graph(target=target, device=device, inlining=inlining, autotune=autotune, branch=branch)
+    graph.checksums = checksums and target == "cpp"
     graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []
