@@ -37,7 +37,9 @@ def compile(  # the verb that users know from torch.compile
       line and reason (``compiler.mend.report.GraphBreak``).
     * ``capture``: what makes graphs of Python: "dynamo", PyTorch's, or "bytecode", that of this
       package (see ``compiler.capture``).
-    * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...).
+    * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...). With
+      ``mode="reduce-overhead"`` calls without gradients are recorded and replayed as one native
+      call (see ``compiler.runtime.replayed``); for training steps see ``compiler.step``.
 
     Raises ValueError for an unknown option, or an unknown capture.
 
@@ -57,6 +59,10 @@ def compile(  # the verb that users know from torch.compile
         from compiler.mend.report import compile_mended
 
         return compile_mended(model, front, fullgraph)
+    if chosen.mode == "reduce-overhead" and capture == "dynamo":
+        from compiler.runtime.replayed import replayed
+
+        return replayed(model, front)
     return front(model)
 
 

@@ -164,3 +164,32 @@ def above_operators() -> Any:
     for key in _AUTOGRAD:
         exclude = exclude.remove(key)
     return torch._C._ForceDispatchKeyGuard(include, exclude)
+
+
+Guard = Callable[[dict[str, Any]], bool]
+
+
+def compiled_frame(code: Any, frame: dict[str, Any]) -> tuple[Guard, Any] | None:
+    """The guards under which TorchDynamo compiled a function's code for ``frame``, and its bytecode.
+
+    ``frame``: the function's locals, those of its closure among them. None if no guards hold.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    for entry in _debug_get_cache_entry_list(code):
+        check: Guard = entry.guard_manager.check
+        if check(frame):
+            return check, entry.code
+    return None
+
+
+def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A fast test whether tensors have the types, sizes, strides and devices of these."""
+    from torch._C._dynamo.guards import TensorGuards
+
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    )
+    return guards.check  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ or more per parameter. State stays in the optimizer, under PyTorch's names.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 from array import array
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compiler.kernels import source
 from compiler.runtime import build
@@ -54,6 +53,11 @@ def mkl_sqrt() -> int:
         return ctypes.cast(native.vmsSqrt, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
+
+
+def address() -> int:
+    """The address of ``update_dense``."""
+    return ctypes.cast(library().update_dense, ctypes.c_void_p).value or 0
 
 
 class Unsupported(ValueError):
@@ -134,7 +138,7 @@ class DenseUpdate:
             return True
         for new, old in zip(now, self.seen, strict=True):
             momentum = self.rule == 0 and (new[2] == 0) != (old[2] == 0)
-            if new[self.split :] != old[self.split :] or momentum or _tensors(new):
+            if new[self.split :] != old[self.split :] or momentum or tensors_in(*new):
                 return False
         self.seen = now
         self._write()
@@ -168,7 +172,8 @@ class DenseUpdate:
         library().update_dense(*self.arguments(threads))
 
 
-def _tensors(values: tuple[Any, ...]) -> bool:
+def tensors_in(*values: Any) -> bool:
+    """Whether there is a tensor among values, or in tuples of them."""
     flat = [x for v in values for x in (v if isinstance(v, tuple | list) else (v,))]
     return any(isinstance(v, Tensor) for v in flat)
 
@@ -179,31 +184,45 @@ def _check_group(group: dict[str, Any], chosen: dict[str, Any]) -> None:
             raise Unsupported(f"{name}=True has no native update")
     if chosen.get("foreach"):
         raise Unsupported("foreach=True has no native update")
-    if _tensors((group["lr"], group.get("betas", ()))):
+    if tensors_in(group["lr"], group.get("betas", ())):
         raise Unsupported("a learning rate or beta that is a tensor has no native update")
 
 
-@functools.cache
-def why_not_here(kind: type, fused: bool, settings: tuple[tuple[str, Any], ...]) -> str:
-    """Why the kernel's bits are not PyTorch's on this machine, or nothing: tried out, once each."""
+def why_not(optimizer: torch.optim.Optimizer) -> str:
+    """Why the kernel would give other bits than an optimizer on this machine, or nothing."""
+    for group in optimizer.param_groups:
+        rule = RULES.get(type(optimizer))
+        if rule is None:
+            return f"{type(optimizer).__name__} has no native update"
+        names = [*_NUMBERS[rule], "maximize", *(["nesterov"] if rule == 0 else [])]
+        given = tuple((name, group[name]) for name in names)
+        if not _tried(type(optimizer), bool(group["fused"]), given):
+            return f"{type(optimizer).__name__}: PyTorch rounds otherwise than the native update here"
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _tried(
+    kind: Callable[..., torch.optim.Optimizer], fused: bool, given: tuple[tuple[str, Any], ...]
+) -> bool:
+    """Whether some steps give PyTorch's bits: its kernels differ between builds and CPUs."""
     generator = torch.Generator().manual_seed(0)
     threads = torch.get_num_threads()
     for count in (1, 7, 45, 1000, 2 * 32768 + 77):
         start = torch.randn(count, generator=generator)
-        one, two = (torch.nn.Parameter(start.clone()) for _ in range(2))
-        made = [kind([p], fused=fused, **dict(settings)) for p in (one, two)]
+        both = [nn.Parameter(start.clone()) for _ in range(2)]
+        theirs, ours = (kind([p], fused=fused, **dict(given)) for p in both)
         for step in range(4):
-            one.grad = torch.randn(count, generator=generator)
-            two.grad = one.grad.clone()
-            made[0].step()
-            if step == 0:
-                made[1].step()
-                continue
-            DenseUpdate(made[1], {two: two.grad}).run(threads)
-            states = [copy.copy(o.state[p]) for o, p in zip(made, (one, two), strict=True)]
-            pairs = [(one, two), *((states[0][k], states[1][k]) for k in states[0])]
-            if not all(
-                a is b or torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor)
-            ):
-                return f"{kind.__name__}'s native update rounds otherwise than PyTorch's here"
-    return ""
+            gradient = torch.randn(count, generator=generator)
+            for p in both:
+                p.grad = gradient.clone()
+            theirs.step()
+            if step == 0:  # makes the state
+                ours.step()
+            else:
+                DenseUpdate(ours, {both[1]: gradient}).run(threads)
+        states = zip(theirs.state[both[0]].values(), ours.state[both[1]].values(), strict=True)
+        pairs = [tuple(both), *states]
+        if not all(a is b or torch.equal(a, b) for a, b in pairs):
+            return False
+    return True

@@ -145,11 +145,11 @@ def update_bags(
     )
     problem.check(bags, work.rows)
     if heard():
-        _describe(work, given, updates, state)
+        _describe(tables, work, given, updates, state)
 
 
 def _describe(
-    work: _Work, hypers: array[float], updates: Sequence[Update],
+    tables: Sequence[Tensor], work: _Work, hypers: array[float], updates: Sequence[Update],
     state: Sequence[Mapping[str, Tensor]],
 ) -> None:  # fmt: skip
     """Tell the listener of an update; of Adam's count of steps before it, where one is kept."""
@@ -165,7 +165,7 @@ def _describe(
     function = ctypes.cast(library().update_rows, ctypes.c_void_p).value or 0
     tell(Launch(
         UPDATE, function, (start, numbers, count, threads), places,
-        lambda found: Problem(*found[:4]).check(work.bags, work.rows), (work, hypers),
+        lambda found: Problem(*found[:4]).check(work.bags, work.rows), (hypers, tables, work),
         [work.memory],
     ))  # fmt: skip
 
