@@ -162,6 +162,7 @@ class Step:
             self.recordings.reasons[kind] = str(error)
             return self.plain(*arguments)
         recorder = Recorder()
+        recorder.kept.append(self.seed)
         owned = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
         trained = [p for p in owned if p.requires_grad]
 
