@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,10 @@ from compiler.runtime.recordings import (
     Form,
     Recording,
     Recordings,
-    Resident,
+    Residents,
     guard_of,
     kind_of,
-    residents_of,
+    own_function,
 )
 from compiler.runtime.replay import Stale
 
@@ -91,11 +91,7 @@ class Step:
         def whole(inputs: Any, targets: Any) -> Tensor:
             return loss_fn(model(*inputs), *targets)
 
-        # a code object of its own: TorchDynamo keeps what it compiles with the code
-        self.function = types.FunctionType(
-            whole.__code__.replace(co_name="training_step"), globals(), "training_step", None,
-            whole.__closure__,
-        )  # fmt: skip
+        self.function = own_function(cast(types.FunctionType, whole), "training_step")
         self.forward = torch.compile(
             self.function, backend=partial(dlrm, **options), dynamic=of_dynamo["dynamic"],
             fullgraph=bool(of_dynamo["fullgraph"]),
@@ -200,12 +196,12 @@ class Step:
             self.parts[recording] = parts
         return loss.clone()  # the recording's own memory is written again
 
-    def residents(self) -> list[Resident]:
+    def residents(self) -> Residents:
         """The tensors that a step uses where they lie."""
-        found = residents_of(self.model, self.loss_fn)
+        found = Residents.of(self.model, self.loss_fn)
         for optimizer in self.optimizers:
             for state in optimizer.state.values():
-                found += [(state, name) for name, t in state.items() if isinstance(t, Tensor)]
+                found.tensors += [(state, name) for name, t in state.items() if isinstance(t, Tensor)]
         return found
 
     def forget(self, recording: Recording) -> None:
@@ -226,7 +222,7 @@ class _Parts:
             p for o in self.optimizers for g in o.param_groups for p in g["params"]
         ]
         # the model's own parameters must be those that the optimizers have
-        self.held = residents_of(owner.model, owner.loss_fn)
+        self.held = Residents.of(owner.model, owner.loss_fn).tensors
         self.was = [holder[key] for holder, key in self.held]
         self.wanted = [p.requires_grad for p in self.parameters]
         self.states = [o.state for o in self.optimizers]

@@ -9,9 +9,13 @@ were. Where those lie may change: the native calls' arrays are written anew (see
 from __future__ import annotations
 
 import dis
+import itertools
 import threading
+import types
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -27,6 +31,8 @@ from compiler.saved import taken_apart
 MOST = 8  # recordings of one function; the one that was not used for longest goes
 TRIES = 3  # kinds of inputs that may fail to be recorded before no more are tried
 address_of = Tensor.data_ptr
+# what TorchDynamo's bytecode calls beside the graph: its own notes, and sizes that the graph wants
+HARMLESS = ("record_pregraph_bytecode", "call_size", "call_stride", "call_storage_offset")
 Resident = tuple[dict[Any, Any], Any]  # a dictionary that holds a tensor, and its key
 
 
@@ -150,10 +156,11 @@ class Recording:
 
     def __init__(
         self, form: Form, copies: Sequence[Tensor], result: Any, recorder: Recorder,
-        residents: Sequence[Resident], guard: Callable[[dict[str, Any]], bool],
+        residents: Residents, guard: Callable[[dict[str, Any]], bool],
     ) -> None:  # fmt: skip
         recorder.check()
-        self.form, self.guard, self.residents = form, guard, list(residents)
+        self.form, self.guard, self.residents = form, guard, list(residents.tensors)
+        self.links, self.modules = residents.links, [h[k] for h, k in residents.links]
         self.lock = threading.Lock()
         self.results = Results(result, recorder)
         moving = [*copies, *self.results.storages]
@@ -175,7 +182,10 @@ class Recording:
         try:
             owned = [holder[key] for holder, key in self.residents]
             now = list(map(address_of, owned))
+            modules = [holder[key] for holder, key in self.links]
         except (KeyError, TypeError):
+            return False
+        if not all(map(is_, modules, self.modules)):
             return False
         if now != self.addresses:
             if any(
@@ -277,6 +287,16 @@ class Recordings:
         return "\n".join(lines)
 
 
+_numbers = itertools.count()
+
+
+def own_function(function: types.FunctionType, name: str) -> types.FunctionType:
+    """The function with a code object of its own: TorchDynamo keeps what it compiles with the code,
+    and what it learnt of sizes with the code's name."""
+    code = function.__code__.replace(co_name=f"{name}_{next(_numbers)}")
+    return types.FunctionType(code, function.__globals__, name, None, function.__closure__)
+
+
 def guard_of(code: Any, frame: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     """The guards of what TorchDynamo made of a function for that frame.
 
@@ -290,11 +310,7 @@ def guard_of(code: Any, frame: dict[str, Any]) -> Callable[[dict[str, Any]], boo
     graphs = [name for name in made.co_names if name.startswith("__compiled_fn")]
     if len(graphs) != 1 or any(name.startswith("__resume") for name in made.co_names):
         raise Unrecordable("the function is not one graph: see compiler.explain for its breaks")
-    names = [one.opname for one in dis.get_instructions(made)]
-    marks = sum(name.startswith("record_pregraph_bytecode") for name in made.co_names)
-    stores = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR")
-    calls = sum(name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX") for name in names)
-    if calls > 1 + marks or any(name in stores for name in names):
+    if _has_effects(list(dis.get_instructions(made))):
         raise Unrecordable("the function changes objects beside computing its results")
     return guard
 
@@ -306,12 +322,38 @@ def kind_of(arguments: tuple[Any, ...]) -> Any:
     return looks, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
-def residents_of(*owners: Any) -> list[Resident]:
-    """Where the parameters and buffers of modules are held."""
-    found: list[Resident] = []
-    for owner in owners:
-        if isinstance(owner, torch.nn.Module):
+def _has_effects(lines: list[dis.Instruction]) -> bool:
+    """Whether TorchDynamo's bytecode does more than to fetch inputs, run a graph and pack results."""
+    stores = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR")
+    for one, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
+        if one.opname in stores or one.opname == "LOAD_METHOD" or "NULL|self" in one.argrepr:
+            return True
+        if one.opname == "LOAD_GLOBAL" and str(one.argval).endswith("_dynamo_dot_utils"):
+            if not str(after.argval).startswith(HARMLESS):
+                return True
+        elif one.opname == "LOAD_GLOBAL" and "NULL" in one.argrepr:
+            if not str(one.argval).startswith("__compiled_fn"):
+                return True
+    return False
+
+
+@dataclass
+class Residents:
+    """Tensors that calls use where they lie, and the modules between them and what is called."""
+
+    tensors: list[Resident]
+    links: list[Resident]
+
+    @staticmethod
+    def of(*owners: Any) -> Residents:
+        """The parameters and buffers of modules; what is no module has none."""
+        found = Residents([], [])
+        for owner in owners:
+            if not isinstance(owner, torch.nn.Module):
+                continue
             for module in owner.modules():
                 for holder in (module._parameters, module._buffers):
-                    found += [(holder, name) for name, t in holder.items() if t is not None]
-    return found
+                    found.tensors += [(holder, k) for k, t in holder.items() if t is not None]
+                links = module._modules
+                found.links += [(links, k) for k, child in links.items() if child is not None]
+        return found

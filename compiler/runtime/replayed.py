@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,10 @@ from compiler.runtime.recordings import (
     Form,
     Recording,
     Recordings,
+    Residents,
     guard_of,
     kind_of,
-    residents_of,
+    own_function,
 )
 from compiler.runtime.replay import Stale
 
@@ -52,10 +53,7 @@ class Replayed:
         def whole(args: Any, kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
-        # a code object of its own: TorchDynamo keeps what it compiles with the code
-        self.function = types.FunctionType(
-            whole.__code__.replace(co_name="call"), globals(), "call", None, whole.__closure__
-        )
+        self.function = own_function(cast(types.FunctionType, whole), "call")
         self.whole = front(self.function)
         self.compiled = compiled or front(model)  # what calls with gradients run
         self.recordings = Recordings()
@@ -103,7 +101,7 @@ class Replayed:
             frame = {"args": args, "kwargs": kwargs, "model": self.model}
             recorder.check()
             guard = guard_of(self.function.__code__, frame)
-            residents = residents_of(self.model)
+            residents = Residents.of(self.model)
             self.recordings.add(Recording(form, copies, result, recorder, residents, guard))
         except Unrecordable as error:
             self.recordings.reasons[kind] = str(error)

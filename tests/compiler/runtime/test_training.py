@@ -105,9 +105,8 @@ def test_a_replayed_step_gives_the_same_bits(
     same(plain, replayed)
 
 
-@pytest.mark.parametrize("mode", ["mean", "max"])
-def test_modes_of_bags(mode: str) -> None:
-    plain, replayed = (make(how, model=Small(mode)) for how in ("default", "reduce-overhead"))
+def test_means_of_bags() -> None:
+    plain, replayed = (make(how, model=Small("mean")) for how in ("default", "reduce-overhead"))
     replayed[0].load_state_dict(plain[0].state_dict())
     for seed in range(5):
         inputs, label = batch(4, seed)
@@ -191,7 +190,9 @@ def maximized(made: Made) -> None:
         (another_parameter, False), (maximized, False),
     ],
 )  # fmt: skip
-def test_a_change_shows(change: Callable[[Made], None], replays_on: bool) -> None:
+def test_a_change_shows(
+    change: Callable[[Made], None], replays_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, replayed = both(dense=torch.optim.Adagrad)
     for seed in range(4):
         inputs, label = batch(6, seed)
@@ -200,11 +201,13 @@ def test_a_change_shows(change: Callable[[Made], None], replays_on: bool) -> Non
     change(plain)
     change(replayed)
     recorded = replayed[2].recordings.all[0]
+    run, runs = recorded.tape.run, []
+    monkeypatch.setattr(recorded.tape, "run", lambda given: (runs.append(1), run(given)))
     for seed in range(4, 10):
         inputs, label = batch(6, seed)
         assert torch.equal(plain[2](inputs, label), replayed[2](inputs, label)), seed
     same(plain, replayed)
-    assert (recorded in replayed[2].recordings.all[:1]) == replays_on
+    assert bool(runs) == replays_on
 
 
 def test_a_learning_rate_schedule_runs_on() -> None:
