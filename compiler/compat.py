@@ -193,3 +193,13 @@ def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         dynamic_dims_strides=[list(t.stride()) for t in tensors],
     )
     return guards.check  # type: ignore[no-any-return]
+
+
+def on_same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor on the memory of another, with a storage of its own that does not keep it."""
+    storage = tensor.untyped_storage()
+    made = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
+    found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return found.set_(made, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -59,6 +59,11 @@ class Options:
         for listener in _listeners:
             listener("patterns", gm.print_readable(print_output=False), found)
 
+    def report_graphed(self, graphed: Any) -> None:
+        """Tell the listeners who decides on a compiled graph's CUDA graphs."""
+        for listener in _listeners:
+            listener("graphed", graphed)
+
 
 @contextmanager
 def listening(listener: Callable[..., None]) -> Iterator[None]:

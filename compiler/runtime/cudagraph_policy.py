@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from compiler.runtime.trace import Call, Facts, Value
 
 WARM = 2  # calls that are launched before a capture: autotuning, lazy set-up, addresses to compare
+UNASKED = 16  # the same where nobody asked for graphs: only what is called often is captured
 MOST = 16  # captured sizes of one graph
 FAILURES = 2  # captures that may fail before no more are tried
 SAMPLES = 7  # timed calls of each side before a graph is kept or dropped
 GAIN = 0.98  # a replay must take less than this share of a launch
-RETRIES = 8  # calls between two looks at a number that changes
+NO_GPU = "no tensor is on a GPU"
 BUCKETS = (1, 2, 4, 8)  # rows of a bucket; above, eight to each power of two
 
 
@@ -66,7 +67,7 @@ def why_not(facts: Facts, call: Call) -> str:
         return reason
     devices = sorted({v.device for v in call.inputs if v.on_gpu})
     if not devices:
-        return "no tensor is on a GPU"
+        return NO_GPU
     if len(devices) > 1:
         return f"tensors are on {' and '.join(devices)}: a graph is of one device"
     for k, value in enumerate(call.inputs):
@@ -108,7 +109,7 @@ def key(facts: Facts, call: Call, fixed: Sequence[int] = ()) -> tuple[object, ..
     found: list[object] = []
     for k, value in enumerate(call.inputs):
         form = value.form
-        if rows is not None and _has_rows(value, rows):
+        if rows is not None and k not in facts.parameters and _has_rows(value, rows):
             form = (*form[:2], (bucket(rows), *value.shape[1:]), form[3], form[4])
         number = value.kind == "number" or k in fixed
         found.append((*form, value.value if number and not _is_rows(value, rows) else None))
@@ -189,17 +190,24 @@ class State:
     plan: Plan | None = None  # captured
     timing: Timing = field(default_factory=Timing)
     dropped: str = ""  # why it is launched for good
+    copies_out: bool = False  # results were still held at the next replay
+    moves: int = 0  # captures that ended because an input moved
     used: int = 0  # when it was used last, in calls of the graph
 
 
 class Policy:
-    """Decides for one compiled graph, call by call. Numbered inputs are those of the graph."""
+    """Decides for one compiled graph, call by call. Numbered inputs are those of the graph.
 
-    def __init__(self, facts: Facts) -> None:
+    ``wanted``: graphs were asked for (mode reduce-overhead); otherwise a form must be called often.
+    """
+
+    def __init__(self, facts: Facts, wanted: bool = True) -> None:
         self.facts = facts
+        self.warm = WARM if wanted else UNASKED
         self.never = why_never(facts)
         self.forms: dict[tuple[object, ...], State] = {}
         self.history: list[Call] = []
+        self.wandering: set[int] = set()  # inputs that were taken to stay, and moved
         self.moving: set[int] = set()  # host tensors whose number was seen to change
         self.failures = 0
         self.calls = 0
@@ -235,8 +243,8 @@ class Policy:
             return "launch"
         if state.plan is not None:
             return "launch" if state.timing.next() == "launched" else "replay"
-        if state.calls <= WARM:
-            self.last_reason = f"its first {WARM} calls of a form are launched"
+        if state.calls <= self.warm:
+            self.last_reason = f"its first {self.warm} calls of a form are launched"
             return "launch"
         if self.failures >= FAILURES:
             self.last_reason = f"{self.failures} captures failed"
@@ -248,6 +256,8 @@ class Policy:
         found = list(roles(self.facts, self.history))
         for k in self.moving:
             found[k] = Role.MOVED
+        for k in self.wandering:
+            found[k] = Role.COPIED
         rows = rows_of(self.facts, call)
         filled = None if rows is None else bucket(rows)
         if filled is not None:  # rows are added in the graph's own memory
@@ -270,6 +280,24 @@ class Policy:
             state.plan = None
             state.dropped = f"a replay does not pay: {state.timing}"
 
+    def moved(self, state: State, wandering: Sequence[int], all_moved: Sequence[int]) -> None:
+        """Inputs that were used in place have moved: copy those that wander, capture again.
+
+        Parameters are captured again at their new addresses, a few times; then they are copied.
+        """
+        self.wandering |= set(wandering)
+        state.moves += 1
+        if state.moves > FAILURES:
+            self.wandering |= set(all_moved)
+        state.plan = None
+        state.timing = Timing()
+
+    def outlived(self, state: State) -> None:
+        """Results were held at the next replay: capture again, and copy them out from then on."""
+        state.copies_out = True
+        state.plan = None
+        state.timing = Timing()
+
     def failed(self, state: State, error: str) -> None:
         """A capture failed: this form is launched, and after some more nothing is tried."""
         self.failures += 1
@@ -281,7 +309,8 @@ class Policy:
             if state.dropped:
                 lines.append(f"{self.facts.name}: not captured: {state.dropped}")
             elif state.plan is not None:
-                lines.append(f"{self.facts.name}: captured: {state.plan}; {state.timing}")
+                out = "; results copied out, as they outlive a replay" if state.copies_out else ""
+                lines.append(f"{self.facts.name}: captured: {state.plan}{out}; {state.timing}")
         if not lines:
             lines = [f"{self.facts.name}: not captured: {self.last_reason or 'not called yet'}"]
         return "\n".join(lines)
