@@ -102,7 +102,7 @@ def compile_graph(
 ) -> Callable[[list[Any]], Any]:
     """One ATen graph, from lowering to a callable that takes its inputs as a list.
 
-    ``frozen``, ``static``: inputs that are parameters and buffers, and may be taken as they are now.
+    ``static``: inputs that are parameters and buffers; ``frozen``: those to take as they are now.
     """
 
     def branch(part: fx.GraphModule) -> Callable[..., Any]:

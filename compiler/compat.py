@@ -170,7 +170,7 @@ Guard = Callable[[dict[str, Any]], bool]
 
 
 def compiled_frame(code: Any, frame: dict[str, Any]) -> tuple[Guard, Any] | None:
-    """The guards under which TorchDynamo compiled a function's code for ``frame``, and its bytecode.
+    """The guards under which TorchDynamo compiled a function for ``frame``, and its bytecode.
 
     ``frame``: the function's locals, those of its closure among them. None if no guards hold.
     """

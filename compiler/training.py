@@ -26,17 +26,11 @@ from compiler.kernels.dense_update import DenseUpdate, Unsupported, tensors_in
 from compiler.kernels.row_update import HYPERS
 from compiler.optim import SparseRows
 from compiler.options import Options
+from compiler.runtime.forms import Form, kind_of
+from compiler.runtime.frames import Residents, guard_of, own_function
 from compiler.runtime.launch import DENSE, UPDATE, Launch, listening
 from compiler.runtime.record import Recorder, Unrecordable
-from compiler.runtime.recordings import (
-    Form,
-    Recording,
-    Recordings,
-    Residents,
-    guard_of,
-    kind_of,
-    own_function,
-)
+from compiler.runtime.recordings import Recording, Recordings
 from compiler.runtime.replay import Stale
 
 PLAIN = 1  # calls of a kind that are made plainly before one is recorded
@@ -53,8 +47,9 @@ def step(
 
     It returns the loss before the update, without a graph. ``loss_fn(output, *targets)`` gives a
     number. Gradients are zeroed (to None) in the end. ``options``: ``fullgraph``, ``dynamic`` and
-    those of ``compiler.options.Options``; with ``mode="reduce-overhead"`` a step is recorded at its second call with
-    inputs of a kind, and replayed from then on where that gives the same: see ``Step``.
+    those of ``compiler.options.Options``; with ``mode="reduce-overhead"`` a step is recorded at its
+    second call with inputs of a kind, and replayed from then on where that gives the same: see
+    ``Step``.
 
     >>> model = nn.Linear(2, 1)
     >>> train = step(model, nn.functional.mse_loss, [torch.optim.SGD(model.parameters(), lr=0.1)])
@@ -71,10 +66,10 @@ class Step:
     A recorded step is used only if nothing that it depends on has changed but numbers: the inputs'
     types, sizes and strides, what TorchDynamo guards of the model and the loss (its modules, their
     plain attributes, training mode, autocast, the number of threads, ...), each parameter object,
-    the optimizers' groups and state, and that no gradient waits anywhere. Weights and state are used
-    where they lie, so changes of them show; learning rates and other numbers of the optimizers'
-    groups are read at each call. Another kind of inputs is another recording, up to eight; whatever
-    cannot be recorded runs as without the mode, and ``str(step)`` says why.
+    the optimizers' groups and state, and that no gradient waits anywhere. Weights and state are
+    used where they lie, so changes of them show; learning rates and other numbers of the groups
+    are read at each call. Another kind of inputs is another recording, up to eight; what cannot be
+    recorded runs as without the mode, and ``str(step)`` says why.
 
     What replays do not do: call ``Optimizer.step`` (so its hooks keep a step from being replayed),
     and count tensors' versions.
@@ -201,7 +196,9 @@ class Step:
         found = Residents.of(self.model, self.loss_fn)
         for optimizer in self.optimizers:
             for state in optimizer.state.values():
-                found.tensors += [(state, name) for name, t in state.items() if isinstance(t, Tensor)]
+                found.tensors += [
+                    (state, name) for name, t in state.items() if isinstance(t, Tensor)
+                ]
         return found
 
     def forget(self, recording: Recording) -> None:
@@ -218,9 +215,7 @@ class _Parts:
 
     def __init__(self, owner: Step) -> None:
         self.optimizers = owner.optimizers
-        self.parameters = [
-            p for o in self.optimizers for g in o.param_groups for p in g["params"]
-        ]
+        self.parameters = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
         # the model's own parameters must be those that the optimizers have
         self.held = Residents.of(owner.model, owner.loss_fn).tensors
         self.was = [holder[key] for holder, key in self.held]
@@ -265,16 +260,13 @@ class _Parts:
             now = [holder[key] for holder, key in self.held]
         except KeyError:
             now = []
-        if len(now) != len(self.was) or not all(map(is_, now, self.was)):
-            self.outdated = True
-        elif not all(
-            o.state is s and not _hooks(o)
-            for o, s in zip(self.optimizers, self.states, strict=True)
-        ):
-            self.outdated = True
-        elif not all([update.refresh() for update in self.updates]):
-            self.outdated = True
-        elif [p.requires_grad for p in self.parameters] != self.wanted:
+        same = len(now) == len(self.was) and all(map(is_, now, self.was))
+        same &= all(o.state is s for o, s in zip(self.optimizers, self.states, strict=True))
+        same &= not any(map(_hooks, self.optimizers))
+        same &= [p.requires_grad for p in self.parameters] == self.wanted
+        for update in self.updates:
+            same &= update.refresh()
+        if not same:
             self.outdated = True
         else:
             waiting = any(o.waiting() for o in self.optimizers if isinstance(o, SparseRows))
@@ -318,4 +310,3 @@ _numbers = itemgetter("lr", "eps", "weight_decay", "betas")
 
 def _hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-

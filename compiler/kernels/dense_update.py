@@ -1,4 +1,4 @@
-"""The updates of torch.optim's SGD, Adagrad, Adam and AdamW natively, bit for bit (dense_update.cpp).
+"""The updates of torch.optim's SGD, Adagrad, Adam and AdamW natively, to the bit.
 
 For steps that are replayed as one native call: PyTorch's own optimizers cost a dispatched operation
 or more per parameter. State stays in the optimizer, under PyTorch's names.
@@ -197,7 +197,9 @@ def why_not(optimizer: torch.optim.Optimizer) -> str:
         names = [*_NUMBERS[rule], "maximize", *(["nesterov"] if rule == 0 else [])]
         given = tuple((name, group[name]) for name in names)
         if not _tried(type(optimizer), bool(group["fused"]), given):
-            return f"{type(optimizer).__name__}: PyTorch rounds otherwise than the native update here"
+            return (
+                f"{type(optimizer).__name__}: PyTorch rounds otherwise than the native update here"
+            )
     return ""
 
 

@@ -1,9 +1,9 @@
 """CUDA graphs: a compiled graph's launches captured once and replayed by one call.
 
-``Graphed`` follows the decisions of ``compiler.runtime.cudagraph_policy``; the device calls are those
-of a ``Device``, so all but ``CudaDevice`` is tested without a GPU. Results lie in the captured
-graph's memory: if one of them is still held at the next replay, its memory is left to the holder, and
-the graph captured again, with results that are copied out.
+``Graphed`` follows the decisions of ``compiler.runtime.cudagraph_policy``; the device calls are
+those of a ``Device`` (``compiler.runtime.cuda_device``), so all else is tested without a GPU.
+Results lie in the captured graph's memory: if one of them is still held at the next replay, its
+memory is left to the holder, and the graph captured again, with results that are copied out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -113,6 +112,8 @@ class Graphed:
         if state_now is None:
             return self.run(inputs)
         if self.device is None:
+            from compiler.runtime.cuda_device import CudaDevice
+
             self.device = CudaDevice(next(x.device for x in inputs if _on_gpu(x)))
         how = self.policy.decide(call, state_now)
         if how == "capture":
@@ -252,63 +253,4 @@ def _part(buffer: Tensor, x: Tensor) -> Tensor:
     return buffer if buffer.shape == x.shape else buffer[: x.shape[0]]
 
 
-class CudaDevice:
-    """The calls to CUDA, through PyTorch. One pool of memory for all graphs of a device.
-
-    Graphs of one pool share the memory of temporaries; results stay reserved, as the handles hold
-    them. The random generator is registered with each graph, and advances with each replay.
-    """
-
-    _pools: dict[int, Any] = {}
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        index = device.index or 0
-        if index not in self._pools:
-            self._pools[index] = torch.cuda.graph_pool_handle()
-        self.pool = self._pools[index]
-        self.stream = torch.cuda.Stream(device)
-
-    def capture(self, run: Run, inputs: list[Any]) -> tuple[Any, Sequence[Any]]:
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(
-            graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-        ):
-            results = list(run(inputs))
-        graph.instantiate()
-        return graph, results
-
-    def replay(self, handle: Any) -> None:
-        handle.replay()
-
-    def buffer(self, like: Tensor, rows: int | None) -> Tensor:
-        shape = list(like.shape)
-        if rows is not None:
-            return torch.zeros([rows, *shape[1:]], dtype=like.dtype, device=self.device)
-        found = torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=self.device)
-        return found.zero_()
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source, non_blocking=source.is_cuda)
-
-    def point(self, handle: Any, moved: Sequence[tuple[int, Tensor]]) -> bool:
-        from compiler.runtime.cudagraph_nodes import repoint
-
-        spans = [(old, new.numel() * new.element_size(), new.data_ptr()) for old, new in moved]
-        return repoint(handle.raw_cuda_graph(), handle.raw_cuda_graph_exec(), spans)
-
-    def alias(self, tensor: Tensor) -> Tensor:
-        return compat.on_same_memory(tensor)
-
-    def timed(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(self.device)
-        first.record()
-        result = call()
-        last.record()
-        torch.cuda.synchronize(self.device)
-        return result, first.elapsed_time(last) / 1e3
-
-
-__all__ = ["Captured", "CudaDevice", "Device", "Graphed"]
+__all__ = ["Captured", "Device", "Graphed"]

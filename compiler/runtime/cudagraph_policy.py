@@ -2,9 +2,9 @@
 
 Decisions alone, on what ``compiler.runtime.trace`` says of graphs and their calls; the device calls
 are in ``compiler.runtime.cudagraph``. As PyGraph does (Ghosh et al., "PyGraph: Robust Compiler
-Support for CUDA Graphs in PyTorch", 2025): numbers from the host do not block a capture, inputs that
-keep their address or can be pointed to are not copied, and a graph that does not pay is launched
-instead.
+Support for CUDA Graphs in PyTorch", 2025): numbers from the host do not block a capture, inputs
+that keep their address or can be pointed to are not copied, and a graph that does not pay is
+launched instead.
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ class Timing:
     def __str__(self) -> str:
         if not self.known:
             return "not yet measured"
-        launched, replayed = (
-            statistics.median(s) * 1e6 for s in (self.launched, self.replayed)
-        )
+        launched, replayed = (statistics.median(s) * 1e6 for s in (self.launched, self.replayed))
         return f"{replayed:.1f} us replayed, {launched:.1f} us launched"
 
 

@@ -1,4 +1,4 @@
-"""What a trace and the policy of CUDA graphs are told of a compiled graph, from the graph itself."""
+"""What traces and the policy of CUDA graphs are told of a compiled graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts_of(half: str, gm: fx.GraphModule, graph: Graph, static: Sequence[int])
     """The facts of an ATen graph and what it was lowered to.
 
     ``static``: which of its inputs are a model's parameters and buffers. In a backward half the
-    tensors that forward saved count as such: they are that graph's results, and stay where they are.
+    tensors that forward saved count as such: they are that graph's results, and stay in place.
     """
     nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
     targets = [n.target for n in nodes if isinstance(n.target, torch._ops.OpOverload)]

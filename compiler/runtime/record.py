@@ -1,7 +1,7 @@
 """Recording one run of compiled code: its native calls, and all memory that they were given.
 
-What a CUDA graph capture does on a GPU, done on a CPU: the run is made as ever, and what it calls is
-written down. Memory that is allocated meanwhile is never freed, so each address means one thing.
+What a CUDA graph capture does on a GPU, done on a CPU: the run is made as ever, and what it calls
+is written down. Memory that is allocated meanwhile is never freed, so each address means one thing.
 Operations of PyTorch between the native calls would be missing when only those are made again: they
 are noted, and a run that has some cannot be replayed.
 """
@@ -46,9 +46,7 @@ class Recorder(TorchDispatchMode):
         """Compilation is not watched, what is compiled is."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is aten.equal.default and result:
             self.equal.append((args[0], args[1]))

@@ -61,7 +61,7 @@ def whole(tensor: Tensor) -> Region:
 class Tape:
     """Native calls in order; ``run`` makes them with the slots at other addresses.
 
-    ``regions`` say what each address in the calls' arrays belongs to. Regions with slots come first:
+    ``regions`` say what each address in the calls' arrays belongs to. Regions with slots go first:
     they may lie inside kept ones. Raises Unrecordable for an address that is in none of them.
     """
 

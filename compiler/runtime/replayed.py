@@ -17,16 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from compiler.runtime.forms import Form, kind_of
+from compiler.runtime.frames import Residents, guard_of, own_function
 from compiler.runtime.record import Recorder, Unrecordable
-from compiler.runtime.recordings import (
-    Form,
-    Recording,
-    Recordings,
-    Residents,
-    guard_of,
-    kind_of,
-    own_function,
-)
+from compiler.runtime.recordings import Recording, Recordings
 from compiler.runtime.replay import Stale
 
 PLAIN = 1  # calls of a kind that are made plainly before one is recorded

@@ -7,6 +7,7 @@ is not on it does not work by rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,13 +59,13 @@ def _by_rows(node: fx.Node, rows: str) -> bool:
         return not any(isinstance(a.meta.get("val"), Tensor) for a in node.all_input_nodes)
     if not all(_form(v, rows) for v in found):
         return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True  # one of several results of an operation, which was looked at
     given = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
     if not any(_has(a.meta["val"], rows) for a in given):  # computed from what has no rows
         return not any(_has(v, rows) for v in found) or node.target in _MADE
     if not all(_has(v, rows) for v in found):
         return False  # a sum over rows, or the like
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True  # getitem of an operation with several results
     packet = node.target.overloadpacket
     if torch.Tag.pointwise in node.target.tags:
         most = max(v.dim() for v in found)
@@ -93,6 +94,18 @@ def _left(node: fx.Node) -> Any:
 def _not_rows(node: fx.Node, rows: str) -> bool:
     """The dimension that it works along is not the first."""
     return _dims(node, 1, 0)
+
+
+def _slice(node: fx.Node, rows: str) -> bool:
+    """A part of another dimension, or all rows."""
+    dim, start, end, step = [*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :]]
+    every = start in (None, 0) and (end is None or end == sys.maxsize) and step == 1
+    return (dim == 0 and every) or _not_rows(node, rows)
+
+
+def _normalized(node: fx.Node, rows: str) -> bool:
+    """Layer normalization over other dimensions than the first."""
+    return len(node.args[1]) < node.args[0].meta["val"].dim()  # type: ignore[arg-type,union-attr]
 
 
 def _all_but_rows(node: fx.Node, rows: str) -> bool:
@@ -124,10 +137,12 @@ _TESTS: dict[Any, Callable[[fx.Node, str], bool]] = {
     **dict.fromkeys((aten.mm, aten.addmm), _first_alone),
     **dict.fromkeys((aten.bmm, aten.clone, aten.view, aten._unsafe_view, aten.reshape), _always),
     **dict.fromkeys((aten.expand, aten.alias, aten.detach, aten._to_copy), _always),
-    **dict.fromkeys((aten.cat, aten.slice, aten.select, aten.squeeze), _not_rows),
+    **dict.fromkeys((aten.cat, aten.select, aten.squeeze), _not_rows),
     **dict.fromkeys((aten._softmax, aten._log_softmax, aten.cumsum), _not_rows),
     aten.unsqueeze: lambda node, rows: node.args[1] != 0,
     aten.permute: _keeps_first,
     **dict.fromkeys((aten.sum, aten.mean, aten.amax, aten.amin), _all_but_rows),
     aten.embedding: _looked_up,
+    aten.slice: _slice,
+    aten.native_layer_norm: _normalized,
 }

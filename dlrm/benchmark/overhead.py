@@ -1,7 +1,8 @@
 """Small batches, where calling costs more than computing: calls per second, peers side by side.
 
-Inference and whole training steps (forward, backward, update; plain SGD for tables and layers, which
-all peers have). Ours is shown compiled, and replayed as one native call (mode reduce-overhead).
+Inference and whole training steps (forward, backward, update; plain SGD for tables and layers,
+which all peers have). Ours is shown compiled, and replayed as one native call (mode
+reduce-overhead).
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def inference(shape: Shape, tables: Tables) -> list[Contestant]:
     """Contestants that give logits (B,)."""
     model = build(shape, tables).eval()
 
-    def contestant(group: str, variant: str, forward: Callable[..., Any], **more: Any) -> Contestant:
+    def contestant(
+        group: str, variant: str, forward: Callable[..., Any], **more: Any
+    ) -> Contestant:
         def run(inputs: Any) -> Any:
             with torch.inference_mode():
                 return forward(*inputs)
@@ -202,4 +205,3 @@ def document(run: Overhead, command: str, machine: dict[str, Any]) -> dict[str, 
         ],
         "notes": run.notes,
     }  # fmt: skip
-

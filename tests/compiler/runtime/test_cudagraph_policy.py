@@ -33,7 +33,9 @@ def traced(name: str, graph: str = "") -> tuple[Facts, list[Call]]:
     return facts, [on_gpu(call) for call in trace.of_graph(calls, facts.name)]
 
 
-def ran(decides: Policy, calls: list[Call], launched: float = 1.0, replayed: float = 0.5) -> list[str]:
+def ran(
+    decides: Policy, calls: list[Call], launched: float = 1.0, replayed: float = 0.5
+) -> list[str]:
     """What becomes of each call; captures succeed, and take these seconds."""
     found = []
     for call in calls:
@@ -111,7 +113,9 @@ def test_buckets_hold_their_rows_and_waste_little() -> None:
         assert held - rows <= (rows / 8 if rows > 8 else 3)
 
 
-@pytest.mark.parametrize(("replayed", "kept"), [(0.5, True), (0.97, True), (0.99, False), (2, False)])
+@pytest.mark.parametrize(
+    ("replayed", "kept"), [(0.5, True), (0.97, True), (0.99, False), (2, False)]
+)
 def test_a_graph_that_does_not_pay_is_dropped(replayed: float, kept: bool) -> None:
     facts, calls = traced("training", "forward")
     decides = Policy(facts)
@@ -197,7 +201,7 @@ def test_traces_are_of_this_code(tmp_path: Path) -> None:
 def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "calls.jsonl"
     file.write_text('{"graph": {"name": "g"}}\n{"call": {"graph": "g"}}\n')
-    with pytest.raises(ValueError, match="calls.jsonl, line 2"):
+    with pytest.raises(ValueError, match=r"calls\.jsonl, line 2"):
         trace.read(file)
 
 

@@ -83,9 +83,7 @@ def another_layer(model: Any) -> None:
     model.top[0] = nn.Linear(16, 7)
 
 
-@pytest.mark.parametrize(
-    "change", [in_place, new_memory, new_parameters, attribute, another_layer]
-)
+@pytest.mark.parametrize("change", [in_place, new_memory, new_parameters, attribute, another_layer])
 def test_a_change_shows(change: Callable[[Any], None]) -> None:
     model = Small().eval()
     plain, replayed, inside = made(model)
@@ -210,7 +208,11 @@ def test_inputs_that_share_memory_are_told_apart() -> None:
 
     plain, replayed, inside = made(add)
     shared = torch.randn(9)
-    for x, y in [(shared[:4], shared[4:8]), (shared[1:5], shared[:4]), (shared[:4], shared[5:])] * 2:
+    for x, y in [
+        (shared[:4], shared[4:8]),
+        (shared[1:5], shared[:4]),
+        (shared[:4], shared[5:]),
+    ] * 2:
         alike(plain(x, y), replayed(x, y))
     assert inside.recordings.replays == 4, str(inside)
 

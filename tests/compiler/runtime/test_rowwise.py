@@ -11,6 +11,13 @@ import compiler
 from compiler.runtime import trace
 
 
+def with_rows(size: int) -> Tensor:
+    """A tensor whose first size is symbolic."""
+    x = torch.randn(size, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
 def mlp(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(torch.relu(x @ w), dim=1) + x.mean(1, keepdim=True)
 
@@ -34,17 +41,17 @@ def mlp(x: Tensor, w: Tensor) -> Tensor:
 )
 def test_works_by_rows(function: Callable[..., Any], rows: bool) -> None:
     torch._dynamo.reset()
-    run = compiler.compile(function, dynamic=True)
+    run = compiler.compile(function)
     with torch.no_grad(), trace.recording() as noted:
-        run(torch.randn(6, 4), torch.randn(4, 4))
+        run(with_rows(6), torch.randn(4, 4))
     assert {facts.rows for facts in noted.graphs.values()} == {rows}
 
 
 def test_what_the_analysis_promises_holds() -> None:
     """Rows that are added change no other row."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3))
-    run = compiler.compile(model, dynamic=True, patterns=False)
-    x, more = torch.randn(5, 4), torch.randn(3, 4) * 1e6
+    run = compiler.compile(model, patterns=False)
+    x, more = with_rows(5), torch.randn(3, 4) * 1e6
     with torch.no_grad(), trace.recording() as noted:
-        torch.testing.assert_close(run(torch.cat([x, more]))[:5], run(x))
+        torch.testing.assert_close(run(x), run(torch.cat([x, more]))[:5])
     assert all(facts.rows for facts in noted.graphs.values())

@@ -37,9 +37,7 @@ class Small(nn.Module):
 
 def batch(size: int, seed: int, per_bag: int = 2) -> tuple[Any, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    ids = tuple(
-        torch.randint(ROWS, (size * per_bag,), generator=generator) for _ in range(TABLES)
-    )
+    ids = tuple(torch.randint(ROWS, (size * per_bag,), generator=generator) for _ in range(TABLES))
     offsets = torch.arange(0, size * per_bag, per_bag).repeat(TABLES, 1)
     label = torch.randint(2, (size,), generator=generator).float()
     return (torch.randn(size, 5, generator=generator), ids, offsets), label
@@ -232,7 +230,9 @@ def test_a_bad_id_raises_and_changes_nothing() -> None:
     before = copy.deepcopy(made[0].state_dict())
     (dense, ids, offsets), label = batch(6, 9)
     with pytest.raises(BagError, match="id 99 at position 3"):
-        made[2]((dense, (ids[0], ids[1].index_fill(0, torch.tensor(3), 99), ids[2]), offsets), label)
+        made[2](
+            (dense, (ids[0], ids[1].index_fill(0, torch.tensor(3), 99), ids[2]), offsets), label
+        )
     assert made[2].recordings.replays == 2
     for name, value in made[0].state_dict().items():
         assert torch.equal(value, before[name]), name
