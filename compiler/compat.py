@@ -187,12 +187,9 @@ def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A fast test whether tensors have the types, sizes, strides and devices of these."""
     from torch._C._dynamo.guards import TensorGuards
 
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
-        dynamic_dims_strides=[list(t.stride()) for t in tensors],
-    )
-    return guards.check  # type: ignore[no-any-return]
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def on_same_memory(tensor: torch.Tensor) -> torch.Tensor:

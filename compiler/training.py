@@ -128,7 +128,7 @@ class Step:
         loss = self.forward(inputs, targets)
         loss.backward()
         self.update()
-        return loss.detach()  # type: ignore[no-any-return]
+        return loss.detach()
 
     def update(self) -> None:
         """Step and zero each optimizer."""

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +196,7 @@ def why_not(optimizer: torch.optim.Optimizer) -> str:
             return f"{type(optimizer).__name__} has no native update"
         names = [*_NUMBERS[rule], "maximize", *(["nesterov"] if rule == 0 else [])]
         given = tuple((name, group[name]) for name in names)
-        if not _tried(type(optimizer), bool(group["fused"]), given):
+        if not _tried(cast(Any, type(optimizer)), bool(group["fused"]), given):
             return (
                 f"{type(optimizer).__name__}: PyTorch rounds otherwise than the native update here"
             )

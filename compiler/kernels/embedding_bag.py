@@ -10,7 +10,7 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -172,7 +172,7 @@ def _call(call: Callable[..., None], fields: list[int], tables: Sequence[Rows], 
         width = len(fields) // max(1, len(tables))
         places = [start + 8 * (width * f + k) for f in range(len(tables)) for k in POINTERS]
         tell(Launch(
-            TABLES, ctypes.cast(call, ctypes.c_void_p).value or 0,
+            TABLES, ctypes.cast(cast(Any, call), ctypes.c_void_p).value or 0,
             (start, len(tables), torch.get_num_threads()), places,
             lambda found: Problem(*found[:4]).check(bags, rows), (native, bags),
         ))  # fmt: skip

@@ -124,14 +124,14 @@ class Graphed:
             results, seconds = self.device.timed(lambda: self.run(inputs))
             self.policy.timed(state_now, False, seconds)
             self._forget_dropped()
-            return results  # type: ignore[no-any-return]
+            return results
         found = self.captured[id(state_now)]
         if state_now.timing.known:
             return self._replay(found, state_now, inputs)
         results, seconds = self.device.timed(lambda: self._replay(found, state_now, inputs))
         self.policy.timed(state_now, True, seconds)
         self._forget_dropped()
-        return results  # type: ignore[no-any-return]
+        return results
 
     def _quick(self, inputs: list[Any]) -> tuple[Captured, State] | None:
         """The captured form of these inputs, where no bucket and no policy must be asked."""

@@ -88,7 +88,7 @@ class Results:
             if start not in numbers:
                 numbers[start] = len(self.storages)
                 self.storages.append(x)
-            self.views.append((numbers[start], tuple(x.shape), x.stride(), x.storage_offset()))
+            self.views.append((numbers[start], tuple(x.shape), x.stride(), int(x.storage_offset())))
         self.sizes = [t.untyped_storage().nbytes() // t.element_size() for t in self.storages]
         self.dtypes = [t.dtype for t in self.storages]
         for x in self.leaves:

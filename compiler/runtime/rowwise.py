@@ -98,9 +98,9 @@ def _not_rows(node: fx.Node, rows: str) -> bool:
 
 def _slice(node: fx.Node, rows: str) -> bool:
     """A part of another dimension, or all rows."""
-    dim, start, end, step = [*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :]]
-    every = start in (None, 0) and (end is None or end == sys.maxsize) and step == 1
-    return (dim == 0 and every) or _not_rows(node, rows)
+    given: list[Any] = [*node.args[1:], 0, None, None, 1]
+    whole = given[:2] in ([0, None], [0, 0]) and len(node.args) <= 4
+    return (whole and given[2] in (None, sys.maxsize)) or _not_rows(node, rows)
 
 
 def _normalized(node: fx.Node, rows: str) -> bool:
@@ -124,8 +124,8 @@ def _dims(node: fx.Node, at: int, default: int | None) -> bool:
 
 def _keeps_first(node: fx.Node, rows: str) -> bool:
     """A permutation that leaves the first dimension first."""
-    order = node.args[1]
-    return isinstance(order, list | tuple) and order[0] == 0
+    order: Any = node.args[1]
+    return bool(order[0] == 0)
 
 
 def _looked_up(node: fx.Node, rows: str) -> bool:
@@ -139,7 +139,7 @@ _TESTS: dict[Any, Callable[[fx.Node, str], bool]] = {
     **dict.fromkeys((aten.expand, aten.alias, aten.detach, aten._to_copy), _always),
     **dict.fromkeys((aten.cat, aten.select, aten.squeeze), _not_rows),
     **dict.fromkeys((aten._softmax, aten._log_softmax, aten.cumsum), _not_rows),
-    aten.unsqueeze: lambda node, rows: node.args[1] != 0,
+    aten.unsqueeze: lambda node, rows: bool(node.args[1] != 0),
     aten.permute: _keeps_first,
     **dict.fromkeys((aten.sum, aten.mean, aten.amax, aten.amin), _all_but_rows),
     aten.embedding: _looked_up,
