@@ -10,6 +10,7 @@ the same calls on the same numbers, so the same bits.
 
 from __future__ import annotations
 
+import copy
 import types
 from array import array
 from collections.abc import Callable, Sequence
@@ -286,7 +287,7 @@ class _RowsUpdate:
         made = [one.keep for one in recorder.launches[before:] if one.kind == UPDATE]
         of = {id(p): k for k, group in enumerate(self.groups) for p in group["params"]}
         self.hypers = [(keep[0], [of[id(table)] for table in keep[1]]) for keep in made]
-        self.seen = [_numbers(group) for group in self.groups]
+        self.seen = copy.deepcopy([_numbers(group) for group in self.groups])  # lists may change
 
     def refresh(self) -> bool:
         """Take over numbers that changed; False for other groups."""
@@ -297,7 +298,7 @@ class _RowsUpdate:
             return True
         if any(tensors_in(*one) for one in now):
             return False
-        self.seen = now
+        self.seen = copy.deepcopy(now)
         for hypers, groups in self.hypers:
             for f, group in enumerate(groups):
                 lr, eps, decay, betas = now[group]

@@ -74,7 +74,7 @@ class RunConfig:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
     threads: int = option(0, "CPU threads; 0: all cores")
-    compile: str = option("none", "none, inductor or dlrm")
+    compile: str = option("none", "none, inductor, dlrm, or dlrm-step: all of a step in one call")
     deterministic: bool = option(False, "refuse operations that are not deterministic")
     save_every: int = option(0, "steps between checkpoints; 0: one at the end of each epoch")
     keep: int = option(2, "checkpoints kept besides the best")
@@ -104,7 +104,9 @@ class TrainConfig:
         _choice("early_stop", self.run.early_stop, ("none", "auc", "ne"))
         _choice("best", self.run.best, ("auc", "ne"))
         _choice("dtype", self.run.dtype, ("f32", "bf16"))
-        _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
+        _choice("compile", self.run.compile, ("none", "inductor", "dlrm", "dlrm-step"))
+        if self.run.compile == "dlrm-step" and (self.optim.clip > 0 or self.run.dtype != "f32"):
+            raise InputError("--compile dlrm-step: goes with f32 and without --clip; use dlrm")
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
         if not self.run.out:

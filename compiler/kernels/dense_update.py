@@ -6,6 +6,7 @@ or more per parameter. State stays in the optimizer, under PyTorch's names.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 from array import array
@@ -89,7 +90,7 @@ class DenseUpdate:
             *_NUMBERS[rule], *_CHOICES[rule]
         )
         self.split = len(_NUMBERS[rule])
-        self.seen = [self.read(group) for group in self.groups]
+        self.seen = copy.deepcopy([self.read(group) for group in self.groups])  # lists may change
         self.counts: list[int] = []
         self.tensors: list[Tensor] = []  # weights, gradients and state: what it reads and writes
         fields: list[int] = []
@@ -140,7 +141,7 @@ class DenseUpdate:
             momentum = self.rule == 0 and (new[2] == 0) != (old[2] == 0)
             if new[self.split :] != old[self.split :] or momentum or tensors_in(*new):
                 return False
-        self.seen = now
+        self.seen = copy.deepcopy(now)
         self._write()
         return True
 
@@ -195,7 +196,9 @@ def why_not(optimizer: torch.optim.Optimizer) -> str:
         if rule is None:
             return f"{type(optimizer).__name__} has no native update"
         names = [*_NUMBERS[rule], "maximize", *(["nesterov"] if rule == 0 else [])]
-        given = tuple((name, group[name]) for name in names)
+        given = tuple(
+            (name, tuple(v) if isinstance(v := group[name], list) else v) for name in names
+        )
         if not _tried(cast(Any, type(optimizer)), bool(group["fused"]), given):
             return (
                 f"{type(optimizer).__name__}: PyTorch rounds otherwise than the native update here"
