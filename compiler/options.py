@@ -18,7 +18,8 @@ class Options:
     * ``patterns``: replace embedding bags, interactions and MLPs by fused kernels.
     * ``reuse``: let temporaries share memory.
     * ``ordering``: run steps in an order of low peak memory.
-    * ``mode``: default, reduce-overhead or max-autotune.
+    * ``mode``: default; reduce-overhead: calls recorded and replayed as one (CUDA graphs, or native
+      calls: see ``compiler.runtime.replayed``); max-autotune: ways to compute measured.
     * ``freeze``: prepare the weights once; later changes of them do not show.
     """
 

@@ -98,7 +98,7 @@ class Step:
 
     def __call__(self, inputs: Sequence[Any], *targets: Any) -> Tensor:
         arguments = (tuple(inputs), targets)
-        if not self.replays_wanted:
+        if not self.replays_wanted or self.recordings.given_up():
             return self.plain(*arguments)
         frame = {
             "inputs": arguments[0], "targets": targets, "model": self.model,

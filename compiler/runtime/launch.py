@@ -7,6 +7,7 @@ A ``Launch`` is one call as the C side sees it: a function and the arrays that i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,31 +40,38 @@ class Launch:
 
 
 Listener = Callable[["Launch | str"], None]
-_listener: Listener | None = None
+
+
+class _Thread(threading.local):
+    """Who listens to the calls of a thread: other threads' are none of its business."""
+
+    listener: Listener | None = None
+
+
+_thread = _Thread()
 
 
 def heard() -> bool:
-    """Whether somebody listens: then a call is worth describing."""
-    return _listener is not None
+    """Whether somebody listens in this thread: then a call is worth describing."""
+    return _thread.listener is not None
 
 
 def tell(launch: Launch | str) -> None:
     """Tell the listener of a call that has run; or, in words, of one that cannot be made again."""
-    if _listener is not None:
-        _listener(launch)
+    if _thread.listener is not None:
+        _thread.listener(launch)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Let ``listener(launch)`` hear of each native call meanwhile; one listener at a time."""
-    global _listener
-    if _listener is not None:
+    """Let ``listener(launch)`` hear of each native call of this thread; one listener at a time."""
+    if _thread.listener is not None:
         raise RuntimeError("native calls are being recorded already")
-    _listener = listener
+    _thread.listener = listener
     try:
         yield
     finally:
-        _listener = None
+        _thread.listener = None
 
 
 def words(address: int, count: int) -> list[int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from compiler.runtime.forms import Form, Results, look_of
 from compiler.runtime.frames import Residents
-from compiler.runtime.launch import EQUAL, Launch
+from compiler.runtime.launch import EQUAL, Launch, heard
 from compiler.runtime.record import Recorder, Unrecordable
 from compiler.runtime.replay import Region, Tape, region, whole
 
@@ -135,13 +135,17 @@ class Recordings:
 
     def due(self, key: Any, calls: int) -> bool:
         """Whether a call of that kind is to be recorded: after ``calls`` plain ones."""
-        if key in self.reasons or len(self.reasons) >= TRIES:
+        if key in self.reasons or len(self.reasons) >= TRIES or heard():
             return False
         if len(self.seen) > 1000:
             self.seen.clear()
         count = self.seen.get(key, 0)
         self.seen[key] = count + 1
         return count >= calls
+
+    def given_up(self) -> bool:
+        """Whether there are no recordings, and no more are tried."""
+        return not self.all and len(self.reasons) >= TRIES
 
     def add(self, recording: Recording) -> None:
         """Keep a recording."""
