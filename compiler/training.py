@@ -47,10 +47,10 @@ def step(
     """A training step of ``model``: call it with the model's inputs in a tuple, then the targets.
 
     It returns the loss before the update, without a graph. ``loss_fn(output, *targets)`` gives a
-    number. Gradients are zeroed (to None) in the end. ``options``: ``fullgraph``, ``dynamic`` and
-    those of ``compiler.options.Options``; with ``mode="reduce-overhead"`` a step is recorded at its
-    second call with inputs of a kind, and replayed from then on where that gives the same: see
-    ``Step``.
+    number. The optimizers' parameters get gradients, no others, zeroed (to None) in the end.
+    ``options``: ``fullgraph``, ``dynamic`` and those of ``compiler.options.Options``; with
+    ``mode="reduce-overhead"`` a step is recorded at its second call with inputs of a kind, and
+    replayed from then on where that gives the same: see ``Step``.
 
     >>> model = nn.Linear(2, 1)
     >>> train = step(model, nn.functional.mse_loss, [torch.optim.SGD(model.parameters(), lr=0.1)])
@@ -127,9 +127,17 @@ class Step:
     def plain(self, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> Tensor:
         """The step, not replayed."""
         loss = self.forward(inputs, targets)
-        loss.backward()
+        loss.backward(inputs=self.trained())
         self.update()
         return loss.detach()
+
+    def owned(self) -> list[Tensor]:
+        """The parameters that the optimizers have."""
+        return [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+
+    def trained(self) -> list[Tensor]:
+        """Those of them that want a gradient."""
+        return [p for p in self.owned() if p.requires_grad]
 
     def update(self) -> None:
         """Step and zero each optimizer."""
@@ -155,8 +163,7 @@ class Step:
             return self.plain(*arguments)
         recorder = Recorder()
         recorder.kept.append(self.seed)
-        owned = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
-        trained = [p for p in owned if p.requires_grad]
+        trained = self.trained()
 
         def passes() -> tuple[Tensor, tuple[Tensor | None, ...]]:
             loss = self.forward(*copied)
@@ -165,7 +172,7 @@ class Step:
             )
             return loss.detach(), found
 
-        if any(p.grad is not None for p in owned):
+        if any(p.grad is not None for p in self.owned()):
             return self.plain(*arguments)
         loss, found = recorder.run(passes)
         gradients = dict(zip(trained, found, strict=True))
@@ -216,7 +223,7 @@ class _Parts:
 
     def __init__(self, owner: Step) -> None:
         self.optimizers = owner.optimizers
-        self.parameters = [p for o in self.optimizers for g in o.param_groups for p in g["params"]]
+        self.parameters = owner.owned()
         # the model's own parameters must be those that the optimizers have
         self.held = Residents.of(owner.model, owner.loss_fn).tensors
         self.was = [holder[key] for holder, key in self.held]

@@ -159,5 +159,8 @@ class Recordings:
             for one in self.all
         ]
         lines += [f"not recorded: {why}" for why in dict.fromkeys(self.reasons.values())]
+        once = sum(count == 1 for count in self.seen.values())
+        if once:
+            lines.append(f"{once} kinds of inputs came once: a second call is recorded")
         lines.append(f"{self.replays} calls were replays")
         return "\n".join(lines)

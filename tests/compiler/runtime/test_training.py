@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import compiler
 from compiler.kernels.bags import BagError
 from compiler.optim import KINDS, SparseRows
+from compiler.runtime.launch import listening
 
 ROWS, DIM, TABLES = 20, 4, 3
 
@@ -295,6 +296,35 @@ class Noting(Small):
         result = super().forward(dense, ids, offsets)
         self.last = result.detach()
         return result
+
+
+def test_a_parameter_that_no_optimizer_has_gets_no_gradient() -> None:
+    plain, replayed = both()
+    for model, optimizers, step in (plain, replayed):
+        del optimizers[0].param_groups[0]["params"][:2]  # of the bottom layer
+        for seed in range(4):
+            step(*batch(6, seed))
+        assert all(p.grad is None for p in model.parameters())
+    assert replayed[2].recordings.replays == 2, str(replayed[2])
+    same(plain, replayed)
+
+
+def test_another_threads_calls_are_not_recorded() -> None:
+    made = make()
+    made[2](*batch(6, 0))
+    heard: list[Any] = []
+    with listening(heard.append):
+        thread = threading.Thread(target=lambda: made[2](*batch(6, 1)))
+        thread.start()
+        thread.join()
+    assert not heard and len(made[2].recordings.all) == 1
+
+
+def test_sizes_that_never_come_again_are_told() -> None:
+    made = make()
+    for size in range(2, 6):
+        made[2](*batch(size, size))
+    assert "4 kinds of inputs came once" in str(made[2])
 
 
 def test_a_step_in_another_thread_meanwhile_is_not_replayed() -> None:
