@@ -96,7 +96,7 @@ class Explanation:
         place.mkdir(parents=True, exist_ok=True)
         files = []
         for k, (name, text) in enumerate(self.stages.items()):
-            ending = {"C++": "cpp", "Python": "py"}.get(name.split()[-1], "txt")
+            ending = {"C++": "cpp", "Python": "py", "Triton": "py"}.get(name.split()[-1], "txt")
             file = place / f"{k:02d}_{name.replace(' ', '_').replace(':', '')}.{ending}"
             file.write_text(text + "\n")
             files.append(file)
@@ -203,8 +203,7 @@ def _listening(result: Explanation) -> Iterator[None]:
             result.stages[f"{name}: computed by ATen"] = "\n".join(
                 f"{op}: {why}" for op, why in graph.fallbacks.items()
             )
-        result.stages[f"{name}: C++"] = module.cpp
-        result.stages[f"{name}: Python"] = module.python
+        result.stages.update({f"{name}: {made}": text for made, text in module.stages().items()})
 
     with listeners.listening(listener):
         yield

@@ -2,6 +2,7 @@
 
     Dynamo's FX graph ─ patterns ─► fused operations in it ─ AOTAutograd ─► two ATen graphs,
     forward and backward ─ lower ─► loop IR ─ schedule ─► groups ─ codegen ─► C++ ─ build ─► a call
+                                                                      └─► Triton, on a GPU ─► a call
 
 AOTAutograd (PyTorch's) traces the backward pass and cuts the joint graph in two. Each half goes
 through ``compile_graph`` here, the whole path from ATen to native code.
@@ -10,6 +11,7 @@ through ``compile_graph`` here, the whole path from ATen to native code.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +19,9 @@ import torch
 from torch import Tensor, fx
 
 from compiler import compat, patterns
-from compiler.codegen.wrapper import Module, generate
+from compiler.codegen.wrapper import generate
 from compiler.graph import Graph
+from compiler.kernels.triton import NoTriton, require
 from compiler.lower import lower
 from compiler.options import Options
 from compiler.order import reorder
@@ -27,6 +30,7 @@ from compiler.runtime.build import NoCompiler
 from compiler.runtime.cudagraph import Graphed
 from compiler.runtime.cudagraph_policy import NO_GPU
 from compiler.runtime.facts import facts_of
+from compiler.runtime.launch import heard
 from compiler.schedule import Step, schedule
 
 
@@ -38,7 +42,7 @@ def dlrm(gm: fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Cal
             return _traced(gm, example_inputs, options)
         run, checks = _with_patterns(gm, example_inputs, options, constants=True)
         return _Checked(run, checks, gm, options) if checks else run
-    except NoCompiler as error:
+    except (NoCompiler, NoTriton) as error:
         warnings.warn(f"running eagerly: {error}", stacklevel=2)
         return gm.forward
 
@@ -61,7 +65,9 @@ def _traced(
 def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
-    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, options.autotune)
+    rewrite = patterns.apply(
+        compat.copy_module(gm), example_inputs, constants, options.autotune, options.target
+    )
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
@@ -83,13 +89,29 @@ class _Checked:
     ) -> None:  # fmt: skip
         self.run, self.checks, self.whole, self.options = run, checks, whole, options
         self.general: Callable[..., Any] | None = None
+        self.seen: dict[int, tuple[Any, int]] = {}  # tensors found equal, and their versions then
 
     def __call__(self, *inputs: Any) -> Any:
-        if all(torch.equal(inputs[k], kept) for k, kept in self.checks):
+        if all(self._holds(k, inputs[k], kept) for k, kept in self.checks):
             return self.run(*inputs)
         if self.general is None:
             self.general, _ = _with_patterns(self.whole, inputs, self.options, constants=False)
         return self.general(*inputs)
+
+    def _holds(self, k: int, given: Tensor, kept: Tensor) -> bool:
+        """Whether an input is what it was; one that nobody changed is not read again.
+
+        On a GPU to read it would mean to wait. A recording wants the comparison itself.
+        """
+        version = -1 if given.is_inference() else given._version
+        before = self.seen.get(k)
+        if before is not None and before[0]() is given and before[1] == version >= 0:
+            if not heard():
+                return True
+        if not torch.equal(given, kept):
+            return False
+        self.seen[k] = weakref.ref(given), version
+        return True
 
 
 def compile_graph(
@@ -110,7 +132,7 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch)
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, options.target)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
@@ -125,12 +147,27 @@ def compile_graph(
     return run
 
 
-def build_module(graph: Graph, options: Options) -> tuple[list[Step], Module]:
+def build_module(graph: Graph, options: Options) -> tuple[list[Step], Any]:
     """From a lowered graph to its generated code: schedule, order, generate."""
+    if graph.target == "triton":
+        return _triton_module(graph, options)
     steps = schedule(graph, options.fusion)
     if options.ordering:
         steps = reorder(graph, steps)
     return steps, generate(graph, steps, options.reuse)
+
+
+def _triton_module(graph: Graph, options: Options) -> tuple[list[Step], Any]:
+    """The same for a GPU, with its long reductions cut first."""
+    require()
+    from compiler.codegen import triton_wrapper
+    from compiler.split import split_reductions
+
+    split_reductions(graph)
+    steps = schedule(graph, options.fusion)
+    if options.ordering:
+        steps = reorder(graph, steps)
+    return steps, triton_wrapper.generate(graph, steps, options.reuse)
 
 
 __all__ = ["build_module", "compile_graph", "dlrm"]

@@ -18,8 +18,10 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dens
 from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
+from torch.utils._sympy.functions import FloorDiv
 
 __all__ = [
+    "FloorDiv",
     "ORDERED",
     "above_operators",
     "aot_autograd",

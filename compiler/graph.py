@@ -21,12 +21,15 @@ from compiler.ir import (
     loops,
 )
 
+CPU = torch.device("cpu")
+
 
 @dataclass(eq=False)
 class KernelOp:
     """A call of a hand-written kernel.
 
-    ``emit(code, problem)`` appends the C++ of the call; ``kernels`` are the entry points it uses.
+    ``emit(code, problem)`` appends the call, in C++, or in Python for Triton; ``kernels`` are the
+    entry points it uses.
     """
 
     name: str
@@ -89,6 +92,8 @@ class Graph:
     ops: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
+    target: str = "cpp"  # or triton
+    device: torch.device = CPU
     inlining: bool = True
     autotune: bool = False
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm

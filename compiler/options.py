@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 MODES = ("default", "reduce-overhead", "max-autotune")
+TARGETS = ("", "cpp", "triton")
 _listeners: list[Callable[..., None]] = []
 
 
@@ -21,6 +22,8 @@ class Options:
     * ``mode``: default; reduce-overhead: calls recorded and replayed as one (CUDA graphs, or native
       calls: see ``compiler.runtime.replayed``); max-autotune: ways to compute measured.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on
+      CPU tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
     """
 
     inlining: bool = True
@@ -30,6 +33,7 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    target: str = ""
 
     @property
     def autotune(self) -> bool:
@@ -48,6 +52,8 @@ class Options:
         named = {k: v for k, v in named.items() if v is not None}
         if named.get("mode", "default") not in MODES:
             raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        if named.get("target", "") not in TARGETS:
+            raise ValueError(f"target {named['target']!r}: want cpp or triton, or none")
         return Options(**named)
 
     def report(self, half: str, gm: Any, graph: Any, steps: Any, module: Any) -> None:

@@ -86,6 +86,8 @@ def _compiled(
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
     frozen = range(len(names)) if options.freeze else ()
     graph = lower(aten, options.inlining, frozen, options.autotune)
+    if graph.target != "cpp":
+        raise PackageError("a model on a GPU cannot be saved compiled: save one on the CPU")
     _, module = build_module(graph, options)
     # index tensors that patterns took for constants are the model's own: they are saved with it
     varying = [k for k, _ in (rewrite.checks if rewrite else []) if k >= len(names)]

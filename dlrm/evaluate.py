@@ -39,6 +39,8 @@ def evaluate(
     """
     if replicates < 1:
         raise InputError(f"--bootstrap: {replicates} must be at least 1")
+    if limit < 0:
+        raise InputError(f"--limit-batches: {limit} must not be negative; 0 reads all")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder for the results")

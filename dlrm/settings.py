@@ -87,6 +87,17 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """How a run is spread over the processes that torchrun starts."""
+
+    sharding: str = option(
+        "auto", "of the tables: auto, a kind, or kind,TABLE=kind (scale/plan.py)"
+    )
+    dense_layers: str = option("ddp", "ddp: a copy on each process; fsdp: cut up")
+    plan: bool = option(False, "print where tables would lie, with the cost expected, and end")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A whole run: the model, the data, the optimizers, the run."""
 
@@ -96,6 +107,7 @@ class TrainConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    scale: ScaleConfig = dataclasses.field(default_factory=ScaleConfig)
 
     def validate(self) -> None:
         """Raise InputError naming the first argument that cannot be right."""
@@ -109,12 +121,15 @@ class TrainConfig:
             raise InputError("--compile dlrm-step: goes with f32 and without --clip; use dlrm")
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
+        _choice("dense_layers", self.scale.dense_layers, ("ddp", "fsdp"))
         if not self.run.out:
             raise InputError("--out: name the folder for checkpoints and summary.json")
         for part in (self.data, self.optim, self.run):
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
                 flag = "--" + f.name.replace("_", "-")
+                if isinstance(value, str) and _not_text(value):
+                    raise InputError(f"{flag}: {value!r} has bytes that are not UTF-8; rename it")
                 if isinstance(value, float) and not 0 <= value < float("inf"):
                     raise InputError(f"{flag}: {value} must be 0 or more, and finite")
                 if isinstance(value, int) and not 0 <= value < 2**63:
@@ -162,6 +177,11 @@ class TrainConfig:
         """A short digest of ``fate()`` and the length of the run."""
         told = {**self.fate(), "epochs": self.run.epochs, "steps": self.run.steps}
         return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())
+
+
+def _not_text(value: str) -> bool:
+    """Whether there are stray bytes in it, as a name of a file may have."""
+    return any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...], hint: str = "") -> None:

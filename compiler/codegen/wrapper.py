@@ -74,6 +74,10 @@ class Module:
         """Raise what a segment reported in its ``struct Problem``."""
         entry.raise_problem(self.problems[found[0] - 1], *found[1:])
 
+    def stages(self) -> dict[str, str]:
+        """Its text by language."""
+        return {"C++": self.cpp, "Python": self.python}
+
     def segments(self) -> list[str]:
         return [f"run{k}" for k in range(self.cpp.count("EXPORT void run"))]
 
@@ -264,10 +268,10 @@ def _returned(one: Any) -> str:
         return "None"
     if not isinstance(one, Layout):
         return index_text(one, "//") if isinstance(one, Index) else repr(one)
-    return _view(one)
+    return view_text(one)
 
 
-def _view(layout: Layout) -> str:
+def view_text(layout: Layout) -> str:
     """A layout as a tensor: the buffer itself where it is all of it."""
     buffer = layout.buffer
     if tuple(layout.size) == tuple(buffer.size) and tuple(layout.stride) == tuple(buffer.stride):
@@ -284,7 +288,7 @@ def _fallback(op: FallbackOp, targets: dict[str, Any]) -> list[str]:
 
     def text(arg: Any) -> str:
         if isinstance(arg, Layout):
-            return _view(arg)
+            return view_text(arg)
         if isinstance(arg, Index):
             return index_text(arg, "//")
         if isinstance(arg, list | tuple):
@@ -371,7 +375,8 @@ def fit(tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> Tenso
         return tensor
     if all(n == 1 or a == b for n, a, b in zip(size, tensor.stride(), stride, strict=True)):
         return tensor.as_strided(size, stride)
-    return torch.empty_strided(size, stride, dtype=tensor.dtype).copy_(tensor)
+    made = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def _array(*values: int) -> Any:

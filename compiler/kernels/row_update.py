@@ -81,10 +81,10 @@ def new_state(kind: str, table: Tensor) -> dict[str, Tensor]:
     if kind == "sgd":
         return {}
     if kind == "rowwise_adagrad":
-        state = {"squares": torch.zeros(table.shape[0])}
+        state = {"squares": torch.zeros(table.shape[0], device=table.device)}
     else:
-        state = {"moment": torch.zeros(table.shape)} if kind == "adam" else {}
-        state["squares"] = torch.zeros(table.shape)
+        state = {"moment": torch.zeros(table.shape, device=table.device)} if kind == "adam" else {}
+        state["squares"] = torch.zeros(table.shape, device=table.device)
     use_huge_pages(state.values(), seconds=0)
     return state
 

@@ -141,37 +141,56 @@ class Flow:
     def classes(self) -> dict[str, str]:
         """Names to representatives: names of one class may share storage."""
         if self._classes is None:
-            parent: dict[str, str] = {}
-
-            def find(name: str) -> str:
-                while parent.setdefault(name, name) != name:
-                    name = parent[name]
-                return name
-
-            for name in self.graph.parameters:
-                parent[find(name)] = find(OUTSIDE)
-            for targets, sources in self._transfers():
-                for one in (*targets, *sources):
-                    parent[find(one)] = find(next(iter((*targets, *sources))))
-            self._classes = {name: find(name) for name in list(parent)}
+            self._classes = self._joined(cfg.own_nodes(self.function.node.body))
         return self._classes
+
+    def _joined(self, nodes: Iterable[ast.AST]) -> dict[str, str]:
+        parent: dict[str, str] = {}
+
+        def find(name: str) -> str:
+            while parent.setdefault(name, name) != name:
+                name = parent[name]
+            return name
+
+        for name in self.graph.parameters:
+            parent[find(name)] = find(OUTSIDE)
+        for targets, sources in self._transfers(nodes):
+            for one in (*targets, *sources):
+                parent[find(one)] = find(next(iter((*targets, *sources))))
+        return {name: find(name) for name in list(parent)}
 
     def together(self, names: Iterable[str]) -> set[str]:
         """The representatives of names."""
         classes = self.classes()
         return {classes.get(name, name) for name in names}
 
-    def fresh_names(self) -> set[str]:
-        """Local names whose tensors nothing else can reach."""
+    def fresh_names(self, at: ast.stmt | None = None) -> set[str]:
+        """Local names whose tensors nothing else can reach; ``at``: when control comes there."""
+        classes = self.classes() if at is None else self._joined(self._before(at))
         count: dict[str, int] = {}
-        for representative in self.classes().values():
+        for representative in classes.values():
             count[representative] = count.get(representative, 0) + 1
         local = self.scope.locals - self.graph.parameters - self.graph.captured
-        return {n for n in local if count.get(self.classes().get(n, n), 1) == 1}
+        return {n for n in local if count.get(classes.get(n, n), 1) == 1}
 
-    def _transfers(self) -> Iterator[tuple[set[str], set[str]]]:
+    def _before(self, at: ast.stmt) -> Iterator[ast.AST]:
+        """What may have run when control comes to a statement: what stands before it, and the
+        whole of the loops that it stands in."""
+        nodes = list(cfg.own_nodes(self.function.node.body))
+        loops = [n for n in nodes if isinstance(n, ast.For | ast.While)]
+        around = [n for n in loops if n is not at and any(m is at for m in cfg.own_nodes([n]))]
+        inside = {id(m) for n in around for m in cfg.own_nodes([n])}
+        within = {id(m) for m in cfg.own_nodes([at])}
+        for n in nodes:
+            earlier = (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)) < (
+                at.lineno, at.col_offset
+            )  # fmt: skip
+            if id(n) in inside or (earlier and id(n) not in within):
+                yield n
+
+    def _transfers(self, nodes: Iterable[ast.AST]) -> Iterator[tuple[set[str], set[str]]]:
         """Assignments, as names that get storage and names that they may get it from."""
-        for s in cfg.own_nodes(self.function.node.body):
+        for s in nodes:
             env = self.sorts(s) if isinstance(s, ast.stmt) else {}
             match s:
                 case ast.Assign():

@@ -12,6 +12,7 @@ from torch import Tensor
 from compiler import compat
 from compiler.runtime.cudagraph import Run
 from compiler.runtime.cudagraph_nodes import repoint
+from compiler.runtime.problems import raise_found
 
 
 @functools.cache
@@ -44,6 +45,7 @@ class CudaDevice:
 
     def replay(self, handle: Any) -> None:
         handle.replay()
+        raise_found(synchronize=False)  # what kernels noted so far: the graph's Python did not run
 
     def buffer(self, like: Tensor, rows: int | None) -> Tensor:
         shape = list(like.shape)
