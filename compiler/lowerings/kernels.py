@@ -20,8 +20,10 @@ from compiler.kernels.bags import MODES
 from compiler.lower import lowers
 from compiler.lowerings.matmul import (
     SUFFIX,
+    checksums,
     packed_weight,
     pointer,
+    reporting,
     row,
     scratch,
     turned,
@@ -70,6 +72,7 @@ def mlp(
         if k in wanted:
             outs[k] = graph.buffer(dtype, sizes(meta.shape), note=node.name).layout()
     packs = [packed_weight(graph, w, data.size[0], dtype, node.name) for w in layers]
+    sums = checksums(graph, layers, "weight_sums") if graph.checksums else None
     names = activations.split(",")
 
     def emit(code: Any, problem: int) -> None:
@@ -85,15 +88,19 @@ def mlp(
                 *kept, "0", "0", "0", "0",
             ])  # fmt: skip
         code.add(*_structures("layers", fields))
-        code.add(
-            f"mlp_forward_{suffix}({pointer(data)}, {row(data)}, {batch}, layers, {len(layers)}, "
-            "threads);"
-        )
+        given = f"{pointer(data)}, {row(data)}, {batch}, layers"
+        if sums is None:
+            code.add(f"mlp_forward_{suffix}({given}, {len(layers)}, threads);")
+        else:
+            call = f"mlp_checked_{suffix}({given}, {sums.buffer.name}, {len(layers)}"
+            code.add(*reporting(call, problem))
 
     made = [out for out in outs if out is not None]
     reads = [data, *layers, *lines, *(packed for packed, _ in packs)]
-    entries = [f"mlp_forward_{SUFFIX[dtype]}"]
-    graph.ops.append(KernelOp("mlp", reads, made, entries, emit, node.name))
+    reads += [] if sums is None else [sums]
+    name, entry = ("mlp", "forward") if sums is None else ("checked mlp", "checked")
+    entries = [f"mlp_{entry}_{SUFFIX[dtype]}"]
+    graph.ops.append(KernelOp(name, reads, made, entries, emit, node.name))
     return [None if out is None else out.value() for out in outs]
 
 
@@ -264,6 +271,7 @@ def bags(
     places = [graph.dense(i) for i in ids]
     starts = [graph.dense(o) for o in offsets]
     scales = [graph.dense(w) for w in weights]
+    sums = checksums(graph, rows, "table_sums") if graph.checksums else None
     dtype, size = tables[0].dtype, sizes(node.meta["val"].shape)
     out = graph.buffer(dtype, size, note=node.name).layout()
     kinds = modes.split(",")
@@ -288,10 +296,15 @@ def bags(
                 f"(Int)({out.buffer.name} + {index_text(f * size[2])})",
                 index_text(size[1] * size[2] * wide), str(int(dtype == torch.bfloat16)), "0",
             ])  # fmt: skip
-        code.add(*_structures("tables", fields), "Int found[4] = {0, 0, 0, 0};")
-        code.add(f"embedding_bags(tables, {len(rows)}, threads, found);")
-        code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
+        code.add(*_structures("tables", fields))
+        call = "embedding_bags(tables, "
+        if sums is not None:
+            call = f"embedding_bags_checked(tables, {sums.buffer.name}, "
+        code.add(*reporting(f"{call}{len(rows)}", problem))
 
-    reads = [*rows, *places, *starts, *scales]
-    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, names))
+    reads = [*rows, *places, *starts, *scales, *([] if sums is None else [sums])]
+    name, entry = ("embedding bags", "embedding_bags")
+    if sums is not None:
+        name, entry = f"checked {name}", f"{entry}_checked"
+    graph.ops.append(KernelOp(name, reads, [out], [entry], emit, names))
     return out.value()
