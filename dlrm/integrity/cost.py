@@ -111,8 +111,8 @@ def cost(
                       lambda k: fast[1](*inputs[k % CYCLE]), turns))  # fmt: skip
     section = Section(
         "Cost",
-        "Times are medians; the overhead compares the quicker tenths. On a busy machine measure with "
-        "OMP_NUM_THREADS=1, which counts CPU time.",
+        "Times are medians; the overhead compares the quicker tenths. On a busy machine measure "
+        "with OMP_NUM_THREADS=1, which counts CPU time.",
         header=("what", "without, ms", "verified, ms", "overhead, %"),
         rows=[(c.name, c.without * 1e3, c.verified * 1e3, c.overhead * 100) for c in found],
         shown=True,
