@@ -19,7 +19,8 @@ class Options:
     * ``patterns``: replace embedding bags, interactions and MLPs by fused kernels.
     * ``reuse``: let temporaries share memory.
     * ``ordering``: run steps in an order of low peak memory.
-    * ``mode``: default, reduce-overhead or max-autotune.
+    * ``mode``: default; reduce-overhead: calls recorded and replayed as one (CUDA graphs, or native
+      calls: see ``compiler.runtime.replayed``); max-autotune: ways to compute measured.
     * ``freeze``: prepare the weights once; later changes of them do not show.
     * ``checksums``: verify embedding bags (where no gradient is wanted), MLPs and other products
       with a matrix by checksums of the weights, and raise ``compiler.kernels.checked.Corruption``
@@ -68,6 +69,11 @@ class Options:
         """Tell the listeners what patterns replaced in Dynamo's graph."""
         for listener in _listeners:
             listener("patterns", gm.print_readable(print_output=False), found)
+
+    def report_graphed(self, graphed: Any) -> None:
+        """Tell the listeners who decides on a compiled graph's CUDA graphs."""
+        for listener in _listeners:
+            listener("graphed", graphed)
 
 
 @contextmanager

@@ -131,8 +131,13 @@ def mlp_backward(
     layers = [weight_layout(graph, w) for w in weights]
     metas = node.meta["val"]
     first = graph.buffer(dtype, sizes(metas[0].shape), note=node.name).layout() if want_x else None
+    # of frozen layers nobody reads the gradients, which are half of the work
+    count, used = len(layers), _used(node, len(metas))
     found = [
-        graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]
+        graph.buffer(torch.float32, sizes(metas[1 + i].shape), note=node.name).layout()
+        if {1 + i % count, 1 + count + i % count} & used
+        else None
+        for i in range(2 * count)
     ]
     batch = data.size[0]
     rows = Min(batch, mlp_kernel.CHUNK)
@@ -143,17 +148,18 @@ def mlp_backward(
     ]
 
     def emit(code: Any, problem: int) -> None:
-        suffix, count = SUFFIX[dtype], len(layers)
+        suffix = SUFFIX[dtype]
         fields = []
         for k, w in enumerate(layers):
             outs, ins = index_text(w.size[0]), index_text(w.size[1])
             pack = packs[k]
+            own = [found[k], found[count + k]]
             fields.append([
                 "0" if pack is None else f"(Int){pack.buffer.name}", "0", "0", ins, outs,
                 str(linear.ACTIVATIONS.index(names[k])),
                 f"(Int){pointer(kept[k])}", row(kept[k]),
                 f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0], dtype)),
-                f"(Int){found[k].buffer.name}", f"(Int){found[count + k].buffer.name}",
+                *("0" if f is None else f"(Int){f.buffer.name}" for f in own),
             ])  # fmt: skip
         code.add(*_structures("layers", fields))
         to = "nullptr, 0" if first is None else f"{first.buffer.name}, {row(first)}"
@@ -162,7 +168,7 @@ def mlp_backward(
             f"{row(gradient)}, {to}, {index_text(batch)}, layers, {count}, threads);"
         )
 
-    made = [*found, *([] if first is None else [first])]
+    made = [f for f in (*found, first) if f is not None]
     reads = [data, gradient, *kept, *layers, *(pack for pack in packs if pack is not None)]
     entries = [f"mlp_backward_{SUFFIX[dtype]}"]
     graph.ops.append(
@@ -171,7 +177,7 @@ def mlp_backward(
         )
     )  # fmt: skip
     empty = Value(dtype, (Integer(0),), data.value().fn)
-    return [empty if first is None else first.value(), *(f.value() for f in found)]
+    return [empty if f is None else f.value() for f in (first, *found)]
 
 
 # Interaction
