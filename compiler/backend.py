@@ -105,9 +105,9 @@ class _Checked:
         """
         version = -1 if given.is_inference() else given._version
         before = self.seen.get(k)
-        if before is not None and before[0]() is given and before[1] == version >= 0:
-            if not heard():
-                return True
+        known = before is not None and before[0]() is given and before[1] == version >= 0
+        if known and not heard():
+            return True
         if not torch.equal(given, kept):
             return False
         self.seen[k] = weakref.ref(given), version
