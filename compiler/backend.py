@@ -66,13 +66,15 @@ def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
     rewrite = patterns.apply(
-        compat.copy_module(gm), example_inputs, constants, options.autotune, options.target
+        compat.copy_module(gm), example_inputs, constants, options.autotune, target=options.target
     )
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
         return run, rewrite.checks
     before = rewrite.before
+    if options.checksums:
+        warnings.warn("checksums: embedding bags in training are not verified", stacklevel=2)
 
     def with_bags(*inputs: Any) -> Any:
         return run(*inputs, *before(*inputs))
@@ -99,14 +101,15 @@ class _Checked:
         return self.general(*inputs)
 
     def _holds(self, k: int, given: Tensor, kept: Tensor) -> bool:
-        """Whether an input is what it was; one that nobody changed is not read again.
+        """Whether an input is what it was.
 
-        On a GPU to read it would mean to wait. A recording wants the comparison itself.
+        On a GPU to read it means to wait: one that was equal is not read again until its version
+        changes, which a change through ``.data`` does not do. A recording wants the comparison.
         """
-        version = -1 if given.is_inference() else given._version
+        version = given._version if given.is_cuda and not given.is_inference() else -1
         before = self.seen.get(k)
-        known = before is not None and before[0]() is given and before[1] == version >= 0
-        if known and not heard():
+        same = before is not None and before[0]() is given and before[1] == version >= 0
+        if same and not heard():
             return True
         if not torch.equal(given, kept):
             return False
@@ -132,7 +135,11 @@ def compile_graph(
         single = isinstance(part.graph.output_node().args[0], fx.Node)
         return lambda *inputs: run(list(inputs))[0] if single else run(list(inputs))
 
-    graph = lower(gm, options.inlining, frozen, options.autotune, branch, options.target)
+    checksums = options.checksums and half != "backward"
+    target = options.target
+    graph = lower(gm, options.inlining, frozen, options.autotune, branch, target, checksums)
+    if checksums and not graph.checksums:
+        warnings.warn("checksums: code for a GPU is not verified", stacklevel=2)
     graph.frees_inputs = half == "backward"
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"

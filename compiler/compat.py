@@ -17,12 +17,14 @@ from torch._library.effects import EffectType
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy.functions import FloorDiv
 
 __all__ = [
     "FloorDiv",
     "ORDERED",
+    "StorageWeakRef",
     "above_operators",
     "aot_autograd",
     "copy_module",

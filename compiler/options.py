@@ -22,6 +22,9 @@ class Options:
     * ``mode``: default; reduce-overhead: calls recorded and replayed as one (CUDA graphs, or native
       calls: see ``compiler.runtime.replayed``); max-autotune: ways to compute measured.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``checksums``: verify embedding bags (where no gradient is wanted), MLPs and other products
+      with a matrix by checksums of the weights, and raise ``compiler.kernels.checked.Corruption``
+      for what memory or arithmetic did to them. Backward is not verified.
     * ``target``: what code is made, cpp or triton; by the tensors' device unless given. Triton on
       CPU tensors runs in its interpreter, for tests: set TRITON_INTERPRET=1.
     """
@@ -33,6 +36,7 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    checksums: bool = False
     target: str = ""
 
     @property

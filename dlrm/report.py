@@ -82,16 +82,18 @@ class Report:
             dynamic_ncols=True,
         )
 
-    def step(self, step: int, loss: float, lr: float) -> None:
-        """One training step is done."""
+    def step(self, step: int, loss: float | None, lr: float) -> None:
+        """One training step is done; ``loss`` is None where it must not be told."""
         if self.file is not None:
-            self._write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
-        if self.board is not None:
+            told = "null" if loss is None else repr(loss)
+            self._write(f'{{"event": "step", "step": {step}, "loss": {told}, "lr": {lr!r}}}\n')
+        if self.board is not None and loss is not None:
             self.board.add_scalar("train/loss", loss, step)
         if self.bar is not None and self.bar.update(1):
             rate = self.bar.format_dict["rate"] or 0.0
+            shown = "" if loss is None else f"loss {loss:.4f}, "
             self.bar.set_postfix_str(
-                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s", refresh=False
+                f"{shown}{rate * self.batch_size:,.0f} samples/s", refresh=False
             )
 
     def scores(self, split: str, step: int, scores: Scores) -> None:

@@ -13,6 +13,7 @@ import xxhash
 from dlrm.config import DLRMConfig, option
 from dlrm.errors import InputError
 from dlrm.optim import DENSE, SPARSE
+from dlrm.privacy.config import PrivacyConfig
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class TrainConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
     scale: ScaleConfig = dataclasses.field(default_factory=ScaleConfig)
 
     def validate(self) -> None:
@@ -155,6 +157,7 @@ class TrainConfig:
             raise InputError(f"--ema: {self.optim.ema} must be below 1")
         if self.run.steps == 0 and self.run.epochs == 0:
             raise InputError("--epochs and --steps are both 0: give one of them")
+        self.privacy.validate()
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values, as in the TOML and JSON files."""
@@ -171,6 +174,8 @@ class TrainConfig:
         flat = {"preset": self.preset}
         for part in (self.model, self.data, self.optim, self.run):
             flat |= dataclasses.asdict(part)
+        if self.privacy != PrivacyConfig():
+            flat |= dataclasses.asdict(self.privacy)
         return {name: value for name, value in flat.items() if name not in free}
 
     def hash(self) -> str:

@@ -27,13 +27,14 @@ from dlrm.diagnose import TrainingDiverged
 from dlrm.errors import InputError
 from dlrm.files import named, remove, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
+from dlrm.privacy.config import PrivacyConfig, private_preset
 from dlrm.report import Report
 from dlrm.scale.world import launched
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
 PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
-         "scale": ScaleConfig}  # fmt: skip
+         "privacy": PrivacyConfig, "scale": ScaleConfig}  # fmt: skip
 OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
@@ -51,6 +52,9 @@ def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainC
     parts["model"] = PRESETS[preset]
     for name, values in TRAIN_PRESETS[preset].items():
         parts[name] = cli.override(parts[name], values, f"preset {preset}")
+    if settings.get("private", (tables.get("privacy") or {}).get("private")):
+        for name, values in private_preset(preset).items():
+            parts[name] = cli.override(parts[name], values, f"private preset {preset}")
     for name, table in tables.items():
         if name not in parts or not isinstance(table, dict):
             raise InputError(
@@ -79,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--preset", default=argparse.SUPPRESS, help=f"{', '.join(PRESETS)} (tiny)")
     flags.add_argument("--config", default="", help="TOML file with tables model, data, optim, run")
     titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run",
-              "scale": "several processes (torchrun)"}  # fmt: skip
+              "privacy": "privacy", "scale": "several processes (torchrun)"}  # fmt: skip
     for name, part in PARTS.items():
         cli.add_flags(flags, part, titles[name])
     return flags
@@ -108,7 +112,7 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     made = [path for path in (out, *out.absolute().parents) if not path.exists()]
     refused = False
     try:
-        trainer = Trainer(config, dataset, report)
+        trainer = _trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
         out.mkdir(parents=True, exist_ok=True)
         lock = _lock(out)
@@ -136,6 +140,19 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
             _remove_ours(out, made)
         if lock is not None:
             lock.close()
+
+
+def _trainer(config: TrainConfig, dataset: Dataset, report: Report) -> Trainer:
+    """The kind of trainer that the privacy settings ask for."""
+    if config.privacy.private:
+        from dlrm.privacy.trainer import PrivateTrainer
+
+        return PrivateTrainer(config, dataset, report)
+    if config.privacy.label_epsilon:
+        from dlrm.privacy.labels import LabelTrainer
+
+        return LabelTrainer(config, dataset, report)
+    return Trainer(config, dataset, report)
 
 
 def _remove_ours(out: Path, made: list[Path]) -> None:
@@ -293,6 +310,7 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         "data_fingerprint": trainer.dataset.fingerprint,
         "test_rows": scores.rows,
         "checkpoint": str(Path(config.run.out) / "best"),
+        **trainer.more_summary(),
     }
 
 
@@ -319,12 +337,19 @@ def show(summary: dict[str, Any]) -> str:
             f"  {'the planted truth has':<24}AUC {summary['bayes_auc']:.4f}, logloss "
             f"{summary['bayes_logloss']:.4f}, NE {summary['bayes_ne']:.4f}",
         )
+    if "privacy" in summary:
+        lines.append(_guarantee(summary["privacy"]))
     if abs(summary["auc"] - 0.5) < 0.01:
         lines.append(
             "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, "
             "train longer, or change --dense-lr and --sparse-lr"
         )
     return "\n".join(lines)
+
+
+def _guarantee(spent: dict[str, Any]) -> str:
+    claim = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g}"
+    return f"{claim}, for {spent['unit']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -335,6 +360,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = make_config(toml=given.pop("config"), **given)
         try:
             if launched():
+                if config.privacy.private or config.privacy.label_epsilon:
+                    raise InputError(
+                        "--private and --label-epsilon under torchrun: several processes train "
+                        "without clipping, noise or flipped labels; start one process"
+                    )
                 from dlrm.scale.run import train as train_together
 
                 return train_together(config)

@@ -128,14 +128,24 @@ class Trainer:
         batch = batch.to(self.device)
         if self.whole_step is not None:
             loss = self.whole_step(batch.inputs(), batch.label)
-        else:
-            loss = self.loss(batch)
-            loss.backward()
-            if self.config.optim.clip > 0:
-                clip_gradients(self.model.parameters(), self.config.optim.clip)
-            for optimizer in self.optimizers.values():
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            self.updated()
+            return loss.detach()
+        loss = self.loss(batch)
+        loss.backward()
+        if self.config.optim.clip > 0:
+            clip_gradients(self.model.parameters(), self.config.optim.clip)
+        self.update()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Step all optimizers with the gradients at hand, and what follows them."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.updated()
+
+    def updated(self) -> None:
+        """What follows an update: the next learning rates, and the average of the weights."""
         for one in self.schedules.values():
             one.step()
         if self.average is not None:
@@ -144,7 +154,6 @@ class Trainer:
             decay = min(self.config.optim.ema, self.at.step / (1 + self.at.step))
             weights = [p.detach() for p in self.model.parameters()]
             torch._foreach_lerp_(self.average, weights, 1 - decay)
-        return loss.detach()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -349,6 +358,7 @@ class Trainer:
                 "table_names": self.dataset.table_names,
             },
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
+            **self.more_state(weights_only),
         }
         self.write(path, state, weights_only)
 
@@ -358,6 +368,22 @@ class Trainer:
             checkpoint.save(path, self.model, state)
         else:
             checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
+
+    def more_state(self, weights_only: bool) -> dict[str, Any]:
+        """What a checkpoint of this kind of run holds besides."""
+        return {}
+
+    def more_summary(self) -> dict[str, Any]:
+        """What the summary of this kind of run holds besides."""
+        return {}
+
+    def check_state(self, path: Path, state: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another kind of run."""
+        if state.get("privacy"):
+            raise checkpoint.CheckpointError(
+                f"{path}: trained with privacy, and a step without it would end the guarantee; "
+                "give the privacy settings of that run, or train anew with --overwrite"
+            )
 
     def read_state(self, path: Path) -> dict[str, Any]:
         """``state.json`` of a checkpoint that ``write`` made, once its files are checked."""
@@ -375,6 +401,7 @@ class Trainer:
 
         ``state`` is what ``checkpoint.read_state`` returned for it.
         """
+        self.check_state(path, state)
         now = {**self.config.fate(), "fingerprint of the data": self.dataset.fingerprint}
         then = {**state["fate"], "fingerprint of the data": state["dataset"]["fingerprint"]}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}
@@ -545,12 +572,14 @@ def whole_step(
 
 
 def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The tables' optimizer: PyTorch's operators, or with our compiler one native call.
+    """The tables' optimizer: PyTorch's operators; one native call with our compiler, and in private
+    runs on the CPU.
 
     Both keep the same state under the same names, so that a checkpoint fits either.
     """
     opt = config.optim
-    if config.run.compile not in ("dlrm", "dlrm-step"):
+    native = config.run.compile in ("dlrm", "dlrm-step")
+    if not native and not (config.privacy.private and tables[0].is_cpu):
         return SparseRows(
             tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
         )
@@ -561,7 +590,8 @@ def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.o
         opt.sparse_optimizer,
         opt.sparse_lr,
         weight_decay=opt.sparse_weight_decay,
-        fused=opt.clip == 0,  # clipping wants to see the gradients
+        # clipping wants to see the gradients
+        fused=opt.clip == 0 and not config.privacy.private,
     )
 
 

@@ -43,6 +43,10 @@ class Module:
     targets: dict[str, Any]  # ATen operations called from the Python part
     keep_arena: bool = False
 
+    def stages(self) -> dict[str, str]:
+        """Its text by language."""
+        return {"C++": self.cpp, "Python": self.python}
+
     def load(self, folder: Path | None = None) -> Callable[[list[Any]], Sequence[Any]]:
         """Build what must be built; the function takes the graph's inputs in a list it clears.
 
@@ -73,10 +77,6 @@ class Module:
     def fail(self, found: Sequence[int]) -> None:
         """Raise what a segment reported in its ``struct Problem``."""
         entry.raise_problem(self.problems[found[0] - 1], *found[1:])
-
-    def stages(self) -> dict[str, str]:
-        """Its text by language."""
-        return {"C++": self.cpp, "Python": self.python}
 
     def segments(self) -> list[str]:
         return [f"run{k}" for k in range(self.cpp.count("EXPORT void run"))]
