@@ -72,7 +72,6 @@ class Results:
 
     def __init__(self, result: Any, recorder: Recorder) -> None:
         self.leaves, self.spec = pytree.tree_flatten(result)
-        own = {t.untyped_storage().data_ptr() for t in recorder.kept if t.layout == torch.strided}
         self.storages: list[Tensor] = []
         self.views: list[tuple[int, tuple[int, ...], tuple[int, ...], int] | None] = []
         numbers: dict[int, int] = {}
@@ -83,7 +82,7 @@ class Results:
             if x.requires_grad:
                 raise Unrecordable("a result whose gradient is wanted: no step is replayed here")
             start = x.untyped_storage().data_ptr()
-            if start not in own and x.numel():
+            if start not in recorder.allocated and x.numel():
                 raise Unrecordable("a result that is an input, a weight or made by PyTorch")
             if start not in numbers:
                 numbers[start] = len(self.storages)

@@ -37,6 +37,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.launches: list[Launch] = []
         self.kept: list[Tensor] = []
+        self.allocated: set[int] = set()  # the addresses of new memory
         self.equal: list[tuple[Tensor, Tensor]] = []  # tensors that had to agree
         self.foreign: dict[str, int] = {}  # operation: how often
         self.reasons: list[str] = []  # what cannot be made again
@@ -50,7 +51,11 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is aten.equal.default and result:
             self.equal.append((args[0], args[1]))
-        elif func.overloadpacket in ALLOCATIONS or func.is_view or _reads_nothing(func):
+        elif func.overloadpacket in ALLOCATIONS:
+            self.kept.append(result)
+            if result.layout == torch.strided:
+                self.allocated.add(result.untyped_storage().data_ptr())
+        elif func.is_view or _reads_nothing(func):
             self.kept += [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
         else:
             self.foreign[str(func)] = self.foreign.get(str(func), 0) + 1

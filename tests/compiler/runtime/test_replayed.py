@@ -150,6 +150,20 @@ def own_input(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x + 1
 
 
+def view_of_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.t(), x + 1
+
+
+class Viewing(nn.Linear):
+    """A layer that gives its weight away, too."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), self.weight[1:].detach()
+
+
 def by_pytorch(x: Tensor) -> Tensor:
     return torch.linalg.inv(x @ x.t() + 1)
 
@@ -164,6 +178,8 @@ def breaks(x: Tensor) -> Tensor:
     ("function", "reason"),
     [
         (own_input, "a result that is an input"),
+        (view_of_input, "a result that is an input"),
+        (Viewing(), "a weight"),
         (by_pytorch, "PyTorch computes between native calls: "),
         (breaks, "PyTorch computes between native calls"),
         (torch.nn.BatchNorm1d(3), "PyTorch computes between native calls"),
