@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from compiler import compat
 from compiler.runtime.cudagraph_policy import Plan, Policy, Role, State, rows_of
+from compiler.runtime.problems import raise_found
 from compiler.runtime.trace import Call, Facts, value_of
 
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -92,6 +93,7 @@ class Graphed:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         given = list(inputs)
         inputs.clear()
+        raise_found(synchronize=False)  # of bad ids: a replay runs none of the graph's own checks
         if self.policy.never or not self.lock.acquire(blocking=False):
             return self.run(given)
         try:

@@ -98,7 +98,9 @@ def _role(facts: Facts, k: int, seen: Sequence[Value]) -> Role:
     same = [v for v in seen if v.form == now.form]
     stays = len({v.address for v in same}) == 1
     if k in facts.parameters:
-        return Role.IN_PLACE if stays else Role.POINTED
+        if stays:
+            return Role.IN_PLACE
+        return Role.COPIED if k in facts.by_address else Role.POINTED
     # an input that never moves is written in place by its maker, such as another graph
     return Role.IN_PLACE if stays and len(same) > WARM else Role.COPIED
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from compiler.graph import FallbackOp, Graph
+from compiler.graph import FallbackOp, Graph, KernelOp
 from compiler.ir import Buffer
 from compiler.runtime.rowwise import works_by_rows
 from compiler.runtime.trace import Facts
@@ -38,6 +38,8 @@ def facts_of(half: str, gm: fx.GraphModule, graph: Graph, static: Sequence[int])
     host += [op.target.__name__ for op in graph.ops
              if isinstance(op, FallbackOp) and op.effect]  # fmt: skip
     written = {b for op in graph.ops for b in op.writes()}
+    sought = {b for op in graph.ops if isinstance(op, KernelOp) and op.by_address
+              for b in op.reads()}  # fmt: skip
     return Facts(
         f"{half} {next(_number)}",
         tuple(parameters),
@@ -47,4 +49,5 @@ def facts_of(half: str, gm: fx.GraphModule, graph: Graph, static: Sequence[int])
             str(t) for t in targets if torch.Tag.nondeterministic_seeded in t.tags
         )),
         half == "inference" and works_by_rows(gm),  # what forward saves has the rows of its call
+        tuple(k for k, b in enumerate(graph.inputs) if isinstance(b, Buffer) and b in sought),
     )  # fmt: skip

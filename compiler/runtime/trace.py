@@ -66,6 +66,8 @@ class Facts:
     * ``random``: operations that draw random numbers.
     * ``rows``: whether each row of its results depends on the same row of its inputs alone, for all
       inputs whose first size is symbolic: then rows may be added to fill a bucket.
+    * ``by_address``: inputs whose addresses kernels read from the device's memory (see
+      ``compiler.graph.KernelOp``): a captured launch cannot be pointed to others.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Facts:
     host: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
     rows: bool = False
+    by_address: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,9 @@ def test_a_weight_that_moved_is_pointed_to_not_copied() -> None:
     moved = [k for k, r in enumerate(later) if r is Role.POINTED]
     assert len(moved) == 1 and moved[0] in facts.parameters
     assert calls[0].inputs[moved[0]].shape == (8, 12)
+    # one that kernels find through an array of addresses cannot be pointed to
+    sought = dataclasses.replace(facts, by_address=(moved[0],))
+    assert policy.roles(sought, calls)[moved[0]] is Role.COPIED
 
 
 def test_an_input_that_never_moves_is_used_in_place() -> None:

@@ -35,7 +35,7 @@ def seen() -> Iterator[dict[str, list[Any]]]:
     def listen(half: str, *stages: Any) -> None:
         if half == "patterns":
             found["patterns"] += stages[1]
-        else:
+        elif half != "graphed":
             found["fallbacks"] += stages[1].fallbacks
             found["faces"] += stages[3].faces
 

@@ -28,7 +28,7 @@ def check(
     text, left = [], set()
 
     def listen(half: str, *stages: Any) -> None:
-        if half != "patterns":
+        if half not in ("patterns", "graphed"):
             text.append(stages[3].triton)
             left.update(stages[1].fallbacks)
 
