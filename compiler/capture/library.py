@@ -248,7 +248,9 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
     base = mapping_base(cls)
     of_metaclass: Any = type(cls).__call__
     if isinstance(of_metaclass, types.FunctionType):
-        return look(frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs))
+        return look(
+            frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs)
+        )
     if not (plain(cls) or base) or of_metaclass is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls) if base is None else MappingValue(cls, base)
