@@ -280,6 +280,6 @@ def _identifier(name: str) -> str:
     """A parameter's name in generated code, where v0, c0, t0 and a few more have a meaning, and
     built-in functions theirs."""
     name = name.replace(".", "_")
-    taken = re.fullmatch(r"[vct]\d+|out|graph|run|guard|same|cases|miss|result|step", name)
-    taken = taken or hasattr(builtins, name)
+    meant = re.fullmatch(r"[vct]\d+|out|graph|run|guard|same|cases|miss|result|step", name)
+    taken = meant is not None or hasattr(builtins, name)
     return f"{name}__given" if taken or name.startswith("__") else name

@@ -14,7 +14,8 @@ from compiler.mend.function import RUNTIME, Function
 from compiler.mend.kinds import METADATA, TORCH, Env, Scope, Sort, sort_of
 
 CHANGING = set(  # methods of lists, dictionaries and sets
-    "append extend insert remove pop clear sort reverse update setdefault popitem add discard".split()
+    "append extend insert remove pop clear sort reverse update setdefault popitem add"
+    " discard".split()
 )
 OUTSIDE = "<outside>"  # parameters, attributes and globals: they may all share storage
 

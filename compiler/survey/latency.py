@@ -1,9 +1,10 @@
 """Seconds of the first call and of later ones, with and without mending, per front end.
 
 All compile with this package's backend, for inference. Cold is a first call with empty caches: it
-holds mending, capture and the C++ compiler's work, but not the making of the model. Steady is the least mean over rounds in which all take
-turns, so that a busy machine slows all alike. Overhead is what a call costs beyond its graph:
-guards, and the way into the graph and out of it, measured with a graph that does nothing.
+holds mending, capture and the C++ compiler's work, but not the making of the model. Steady is the
+least mean over rounds in which all take turns, so that a busy machine slows all alike. Overhead is
+what a call costs beyond its graph: guards, and the way into the graph and out of it, measured with
+a graph that does nothing.
 """
 
 from __future__ import annotations
