@@ -64,6 +64,7 @@ class Trainer:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.build()
         opt = config.optim
+        self.whole_step = whole_step(self.model, self.optimizers, self.device, config.run.compile)
         self.schedules = {
             name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
             for name, o in self.optimizers.items()
@@ -125,6 +126,10 @@ class Trainer:
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward, update; returns the loss before the update."""
         batch = batch.to(self.device)
+        if self.whole_step is not None:
+            loss = self.whole_step(batch.inputs(), batch.label)
+            self.updated()
+            return loss.detach()
         loss = self.loss(batch)
         loss.backward()
         if self.config.optim.clip > 0:
@@ -133,11 +138,16 @@ class Trainer:
         return loss.detach()
 
     def update(self) -> None:
-        """Step all optimizers with the gradients at hand, and average the weights."""
-        for name, optimizer in self.optimizers.items():
+        """Step all optimizers with the gradients at hand, and what follows them."""
+        for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            self.schedules[name].step()
+        self.updated()
+
+    def updated(self) -> None:
+        """What follows an update: the next learning rates, and the average of the weights."""
+        for one in self.schedules.values():
+            one.step()
         if self.average is not None:
             # the plain mean of the steps so far, until their number calls for the exponential one:
             # that would hold on to the initial weights
@@ -545,14 +555,31 @@ def compiled(model: nn.Module, how: str) -> Any:
     return compiler.compile(model)
 
 
+def whole_step(
+    model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], device: torch.device, how: str
+) -> Any:
+    """With ``--compile dlrm-step``: forward, loss, backward and update as one native call."""
+    if how != "dlrm-step":
+        return None
+    if device.type != "cpu":
+        raise InputError(f"--compile dlrm-step: is for the CPU, not {device}; use dlrm")
+    import compiler
+
+    def loss_of(logits: Tensor, label: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+    return compiler.step(model, loss_of, list(optimizers.values()), mode="reduce-overhead")
+
+
 def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The tables' optimizer: PyTorch's operators; with ``--compile dlrm``, and in private runs on
-    the CPU, one native call.
+    """The tables' optimizer: PyTorch's operators; one native call with our compiler, and in private
+    runs on the CPU.
 
     Both keep the same state under the same names, so that a checkpoint fits either.
     """
     opt = config.optim
-    if config.run.compile != "dlrm" and not (config.privacy.private and tables[0].is_cpu):
+    native = config.run.compile in ("dlrm", "dlrm-step")
+    if not native and not (config.privacy.private and tables[0].is_cpu):
         return SparseRows(
             tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
         )

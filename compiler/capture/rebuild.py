@@ -227,6 +227,8 @@ def _cell(r: Rebuild, value: CellValue) -> str:
 
 def _object(r: Rebuild, value: ObjectValue) -> str:
     if issubclass(value.cls, BaseException):
+        if None in value.arguments:  # a message that only Python knows
+            raise CannotRebuild(value)
         return r.new(value, f"{r.helper(value.cls)}({r.many(value.arguments)})")
     new: Any = value.inner.cls.__new__ if isinstance(value, MappingValue) else object.__new__
     name = r.new(value, f"{r.helper(new)}({r.helper(value.cls)})")

@@ -11,6 +11,7 @@ DCP keeps its index as a pickle: read checkpoints of your own, or of people whom
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def save(path: Path, tensors: dict[str, Any], state: dict[str, Any], world: Any)
         raise
 
 
-def _plain(error: Exception, path: Path) -> Exception:
+def _plain(error: BaseException, path: Path) -> Exception:
     """What a process met, as an error that travels between processes."""
     failures = getattr(error, "failures", {}) or {}
     for inner, _ in failures.values():
@@ -103,7 +104,9 @@ def read_state(path: Path) -> dict[str, Any]:
 def load(path: Path, tensors: dict[str, Any], alone: bool = False) -> None:
     """Read the named tensors in place; alone: without other processes."""
     try:
-        dcp.load(tensors, checkpoint_id=path, no_dist=alone)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there are no other processes
+            dcp.load(tensors, checkpoint_id=path, no_dist=alone)
     except dcp.api.CheckpointException as error:
         first = next(iter(error.failures.values()))[0] if error.failures else error
         raise CheckpointError(f"{path}: does not fit this run: {first}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,9 @@ def _spread(folder: Path, state: dict[str, Any], out: Path) -> None:
     remove(partial)
     try:
         with named(out, partial):
-            dcp.save(tensors, checkpoint_id=partial, no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that there are no other processes
+                dcp.save(tensors, checkpoint_id=partial, no_dist=True)
             checkpoint.seal(partial, {**kept, "processes": 1})
             partial.rename(out)
     except BaseException:

@@ -59,6 +59,7 @@ class ScaledTrainer(Trainer):
             ("--clip", config.optim.clip > 0),
             ("--ema", config.optim.ema > 0),
             ("--deterministic", config.run.deterministic),
+            ("--compile dlrm-step", config.run.compile == "dlrm-step"),
         ):
             if given:
                 raise InputError(

@@ -34,7 +34,9 @@ DATA = {
 
 
 def torchrun(processes: int, *args: str, more: tuple[str, ...] = ()) -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # standalone: a port of its own, beside other jobs
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(processes)]
     return [*launch, *more, *args]
 
 
@@ -118,7 +120,7 @@ def test_a_run_of_two_goes_on_with_one_process(runs, tmp_path):
     assert min(losses(tmp_path / "on")) == 101
     assert apart(runs / "alone", tmp_path / "on") < 1e-5
     convert(runs / "four", tmp_path / "best")
-    scored = evaluate(str(tmp_path / "best"), part="val", limit=1)
+    scored = evaluate(str(tmp_path / "best"), str(tmp_path / "scored"), part="val", limit=1)
     assert 0.5 < scored["auc"] < 1
 
 
@@ -195,6 +197,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
         told = [line for line in done.stderr.splitlines() if line.startswith("error:")]
         assert len(told) == 1 and message in told[0], done.stderr[-2000:]
         assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_make_the_run_of_one(tmp_path):
+    short = DATA | {"samples": 2000, "steps": 6, "limit_val_batches": 1}
+    train(make_config("tiny", out=str(tmp_path / "alone"), **short))
+    together(2, tmp_path, {"two": short | {"sharding": "row_wise,0=table_wise"}})
+    assert apart(tmp_path / "alone", tmp_path / "two") < 1e-6
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
+    assert summary["processes"] == 2 and summary["steps"] == 6
 
 
 # Without other processes
