@@ -168,10 +168,10 @@ def _audit(o: argparse.Namespace) -> Any:
             found[title] = audit.judge(played, o.shadows, claimed)
     print(f"at 95% confidence, delta {audit.DELTA:g}, {o.canaries} candidates, {o.shadows} shadow "
           f"runs, {o.targets} attacked")  # fmt: skip
-    print(f"{'':<64}{'claimed':>9}{'one run':>9}{'LiRA':>7}{'AUC':>7}{'TPR@1%':>8}")
+    print(f"{'':<76}{'claimed':>9}{'one run':>9}{'LiRA':>7}{'AUC':>7}{'TPR@1%':>8}")
     for title, v in found.items():
         verdict = "  the claim is refuted" if v.broken else ""
-        print(f"{title:<64}{v.claimed:>9.2f}{v.one_run:>9.2f}{v.lira:>7.2f}{v.auc:>7.3f}"
+        print(f"{title:<76}{v.claimed:>9.2f}{v.one_run:>9.2f}{v.lira:>7.2f}{v.auc:>7.3f}"
               f"{v.tpr:>8.3f}{verdict}")  # fmt: skip
     return {title: dataclasses.asdict(v) for title, v in found.items()}
 

@@ -143,8 +143,9 @@ def measure(
             elif name == "Opacus":
                 needed, (_, available) = opacus_bytes(config, batch_size), memory_bytes()
                 if available and needed > 0.5 * available:
+                    what = "out of memory" if needed > available else "left out, too near the limit"
                     raise MemoryError(
-                        f"out of memory: {needed / 1e9:,.0f} GB for the gradients of one table's "
+                        f"{what}: {needed / 1e9:,.0f} GB for the gradients of one table's "
                         f"samples, {available / 1e9:,.0f} GB are free"
                     )
                 run = opacus_step(own, batch_size)
