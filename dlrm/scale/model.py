@@ -54,8 +54,8 @@ class ShardableDLRM(nn.Module):
     def forward(
         self,
         dense: Tensor,  # (B, D) f32
-        ids: Sequence[Tensor],  # F times (N_f,) i64
-        offsets: Tensor,  # (F, B + 1) i64
+        ids: Any,  # F times (N_f,) i64, or a KeyedJaggedTensor of them
+        offsets: Tensor | None = None,  # (F, B + 1) i64, unless jagged
         weights: Sequence[Tensor] | None = None,  # F times (N_f,) f32
     ) -> Tensor:
         return self.over(dense, self.tables(ids, offsets, weights))
