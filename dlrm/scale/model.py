@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
 from dlrm.model import make_interaction, mlp
-from dlrm.scale import plan, tables
+from dlrm.scale import kernel, plan, tables
 from dlrm.scale.world import World
 
 CHUNK = 1 << 20  # numbers of a table that are drawn at a time
@@ -205,9 +205,14 @@ class Sharded:
             fused.zero_grad()  # this is what hands the rate to the kernels
 
     def compile(self, how: str) -> None:
-        """Compile what comes after the tables, in this process; the lookups stay FBGEMM's."""
+        """Compile what comes after the tables, in this process.
+
+        By "dlrm" our kernel looks up and updates the tables, too; else it stays FBGEMM's.
+        """
         if how == "dlrm":
             import compiler  # noqa: F401  # registers the backend
+
+            kernel.use(self.whole)
         self.model.over.compile(backend=how)
 
     def weights(self) -> dict[str, Any]:

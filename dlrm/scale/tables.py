@@ -2,7 +2,8 @@
 
 The module takes what `dlrm.embeddings.EmbeddingTables` takes and gives what it gives, so that the
 rest of the model does not know the difference. On one process it works unsharded; under
-``DistributedModelParallel`` the collection inside is replaced by its shards.
+``DistributedModelParallel`` the collection inside is replaced by its shards, which FBGEMM looks up,
+or our grouped kernel (`dlrm.scale.kernel` says how far TorchRec's API lets it).
 """
 
 from __future__ import annotations
