@@ -1,9 +1,9 @@
-"""This machine as hardware of the prediction, and the prediction beside runs of 1, 2 and 4 processes.
+"""This machine as hardware of a prediction, which stands beside runs of 1, 2 and 4 processes here.
 
-Measured: the matrix product and the copy (`dlrm.benchmark.floor`), FBGEMM's lookup and update on one
-thread, an all-to-all over the loopback interface for each number of processes, and, as ``launch``, a
-step of a model too small to matter. Every process has one thread; where there are more processes than
-cores, each gets its share of them.
+Measured: the matrix product and the copy (`dlrm.benchmark.floor`), FBGEMM's lookup and update on
+one thread, an all-to-all over the loopback interface for each number of processes, and, as
+``launch``, a step of a model too small to matter. Every process has one thread; where there are
+more processes than cores, each gets its share of them.
 """
 
 from __future__ import annotations

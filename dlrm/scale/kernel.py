@@ -1,10 +1,11 @@
 """Our grouped embedding-bag kernel as the compute kernel of TorchRec's sharded tables, on the CPU.
 
-TorchRec 1.8 has no place to register a kernel: a sharder names its own by ``compute_kernels``, but the
-names are an enumeration that ``GroupedPooledEmbeddingsLookup._create_embedding_kernel`` turns into
-FBGEMM's modules, and it raises for ``CUSTOMIZED_KERNEL``. What its API does permit is another forward
-of such a module: weights, optimizer state, rates and checkpoints stay where TorchRec keeps them, and
-ours reads and updates them in place. `use` gives all of a sharded model's modules this forward.
+TorchRec 1.8 has no place to register a kernel: a sharder names its own by ``compute_kernels``, but
+the names are an enumeration that ``GroupedPooledEmbeddingsLookup._create_embedding_kernel`` turns
+into FBGEMM's modules, and it raises for ``CUSTOMIZED_KERNEL``. What its API does permit is another
+forward of such a module: weights, optimizer state, rates and checkpoints stay where TorchRec keeps
+them, and ours reads and updates them in place. `use` gives all of a sharded model's modules this
+forward.
 """
 
 from __future__ import annotations

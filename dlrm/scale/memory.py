@@ -1,16 +1,17 @@
-"""What DDP and FSDP keep in each process, measured beside the formula: ``python -m dlrm.scale.memory``.
+"""What DDP and FSDP keep in each process, and the formula: ``python -m dlrm.scale.memory``.
 
-With P bytes of parameters, as many of gradients and S = 2 P of Adam's state, N processes hold between
-steps
+With P bytes of parameters, as many of gradients and S = 2 P of Adam's state, N processes hold
+between steps
 
 * DDP: P + G + S each, and another G for the buckets that gradients travel in;
 * FSDP, fully sharded (Zhao et al. 2023; ZeRO stage 3, Rajbhandari et al. 2020): (P + G + S) / N;
 * FSDP with offload: the same, all of it in the host's memory and none on the device.
 
-In a step FSDP adds the whole of the layer at work. Measured are the tensors that live between steps,
-and the growth of the process's resident memory from before the model to the same moment (with every
-freed tensor given back to the system, and pages of libraries and threads among it). On a CPU the
-device is the host, so that offload moves nothing: its column shows that it costs nothing either.
+In a step FSDP adds the whole of the layer at work. Measured are the tensors that live between
+steps, and the growth of the process's resident memory from before the model to the same moment
+(with every freed tensor given back to the system, and pages of libraries and threads among it). On
+a CPU the device is the host, so that offload moves nothing: its column shows that it costs nothing
+either.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def text(rows: Sequence[Row], batch: int) -> str:
         lines.append(f"  {row.way:<14}{row.processes:>10}{cells}{whole:>20}"
                      f"{e.all / f['resident'] - 1:>+8.0%}")  # fmt: skip
     lines += ["", f"scaling, {batch} samples a step for all processes together",
-              f"  {'way':<14}{'processes':>10}{'ms a step':>12}{'speed-up':>10}{'efficiency':>12}"]  # fmt: skip
+              f"  {'way':<14}{'processes':>10}{'ms a step':>12}{'speed-up':>10}"
+              f"{'efficiency':>12}"]  # fmt: skip
     first = {row.way: (row.processes, row.found["seconds"]) for row in reversed(rows)}
     for row in rows:
         seconds, (least, alone) = row.found["seconds"], first[row.way]

@@ -99,7 +99,7 @@ class ShardableTables(nn.Module):
 
     def forward(
         self,
-        ids: Any,  # F times (N_f,) i64, or a KeyedJaggedTensor with a key t0, t1, ... for each table
+        ids: Any,  # F times (N_f,) i64, or a KeyedJaggedTensor with keys t0, t1, ...
         offsets: Tensor | None = None,  # (F, B + 1) i64, where ids are not jagged already
         weights: Sequence[Tensor] | None = None,  # F times (N_f,) f32
     ) -> list[Tensor]:
@@ -123,7 +123,7 @@ class ShardableTables(nn.Module):
     ) -> Any:
         """The bags of all tables as TorchRec's KeyedJaggedTensor.
 
-        How many ids a table has is told beside the tensors: a compiled graph would break to read it.
+        How many ids a table has is told beside the tensors: to read it would break a graph.
         """
         return require().KeyedJaggedTensor(
             keys=[name(f) for f in range(self.count)],

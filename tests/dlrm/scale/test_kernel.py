@@ -65,8 +65,7 @@ def test_the_same_tables_state_and_logits(alone, optimizer, pooling, sharding):
     changed = False
     fresh = Sharded(config, alone, optim, 1, 16, sharding).weights()
     for name in (n for n in weights if "bag.weight" in n):
-        parts = [dict(((r, c), t) for r, c, t in local_shards(of[name]))
-                 for of in (weights, ours, fresh)]  # fmt: skip
+        parts = [{(r, c): t for r, c, t in local_shards(of[name])} for of in (weights, ours, fresh)]
         for place, want in parts[0].items():
             torch.testing.assert_close(parts[1][place], want)
             changed |= not torch.equal(parts[2][place], want)
