@@ -195,12 +195,12 @@ def text(rows: Sequence[Row], batch: int) -> str:
         whole = f"{e.all / mib:.1f} -> {f['resident'] / mib:.1f}"
         lines.append(f"  {row.way:<14}{row.processes:>10}{cells}{whole:>20}"
                      f"{e.all / f['resident'] - 1:>+8.0%}")  # fmt: skip
+    timed = [(row, row.seconds) for row in rows if row.seconds is not None]
+    if not timed:
+        return "\n".join(lines)
     lines += ["", f"scaling, {batch} samples a step for all processes together",
               f"  {'way':<14}{'processes':>10}{'ms a step':>12}{'speed-up':>10}"
               f"{'efficiency':>12}"]  # fmt: skip
-    timed = [(row, row.seconds) for row in rows if row.seconds is not None]
-    if not timed:
-        return "\n".join(lines[:-3])
     first = {row.way: (row.processes, seconds) for row, seconds in reversed(timed)}
     for row, seconds in timed:
         least, alone = first[row.way]
