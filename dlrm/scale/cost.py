@@ -1,11 +1,11 @@
 """Memory and time of a training step over many processes, component by component.
 
-A step waits for its slowest process, so work is that of the process that holds most. Bytes are those
-that must move: every looked-up row is read once and, in backward, read and written with its
-optimizer state; pooled vectors (B, width) of a shard go to the processes of their samples, and their
-gradients come back; dense gradients are all-reduced in a ring. With a batch of B = W b samples over
-W processes (G on a host), a process keeps 1/W of what it sends, (G - 1)/W stays within the host, and
-(W - G)/W crosses the network.
+A step waits for its slowest process, so work is that of the process that holds most. Bytes are
+those that must move: every looked-up row is read once and, in backward, read and written with its
+optimizer state; pooled vectors (B, width) of a shard go to the processes of their samples, and
+their gradients come back; dense gradients are all-reduced in a ring. With a batch of B = W b
+samples over W processes (G on a host), a process keeps 1/W of what it sends, (G - 1)/W stays within
+the host, and (W - G)/W crosses the network.
 
 Left out: skew of ids (rows that repeat in a batch are found in caches; row-wise shards get uneven
 shares), stragglers, and contention between collectives.
@@ -205,7 +205,7 @@ def _all_to_all(sent: float, job: Job, on: Hardware) -> float:
 
 
 def _all_reduce(size: float, job: Job, on: Hardware) -> float:
-    """Seconds of rings over ``size`` bytes; between hosts all of a host's devices share the work."""
+    """Seconds of rings over ``size`` bytes; a host's devices share what goes between hosts."""
     within = 2 * (job.per_host - 1) / job.per_host * size / on.links
     across = 2 * (job.hosts - 1) / job.hosts * size / (on.network * job.per_host)
     return max(within, across)

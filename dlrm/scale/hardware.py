@@ -46,7 +46,9 @@ class Hardware:
     source: str
 
 
-def _gpu(name: str, tera: float, gb_s: float, gb: float, link: float, net: float, source: str):
+def _gpu(
+    name: str, tera: float, gb_s: float, gb: float, link: float, net: float, source: str
+) -> Hardware:
     return Hardware(
         name, tera * 1e12 * ASSUMED["matrix"], gb_s * 1e9 * ASSUMED["stream"],
         gb_s * 1e9 * ASSUMED["rows"], gb_s * 1e9 * ASSUMED["rows"], gb * 1e9,

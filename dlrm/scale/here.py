@@ -1,9 +1,9 @@
-"""This machine as hardware of the prediction, and the prediction beside runs of 1, 2 and 4 processes.
+"""This machine as hardware of a prediction, which stands beside runs of 1, 2 and 4 processes here.
 
-Measured: the matrix product and the copy (`dlrm.benchmark.floor`), FBGEMM's lookup and update on one
-thread, an all-to-all over the loopback interface for each number of processes, and, as ``launch``, a
-step of a model too small to matter. Every process has one thread; where there are more processes than
-cores, each gets its share of them.
+Measured: the matrix product and the copy (`dlrm.benchmark.floor`), FBGEMM's lookup and update on
+one thread, an all-to-all over the loopback interface for each number of processes, and, as
+``launch``, a step of a model too small to matter. Every process has one thread; where there are
+more processes than cores, each gets its share of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def launch(module: str, argument: str, processes: int, **more: str) -> str:
     return lines[-1]
 
 
-def runs(processes: int, cases: Sequence[Case]) -> dict[str, list[float]]:
+def runs(processes: int, cases: Sequence[Case]) -> dict[str, Any]:
     """Step times and table bytes of the slowest process for each case, and the collectives."""
     given = json.dumps([dataclasses.asdict(case) for case in cases])
     return json.loads(launch("dlrm.scale.measured", given, processes))
@@ -99,16 +100,16 @@ def _least(action: Callable[[], object], times: int = 8) -> float:
     return min(taken)
 
 
-def with_links(one: Hardware, processes: int, found: dict[str, list[float]], alone: float):
+def with_links(one: Hardware, processes: int, found: dict[str, Any], alone: float) -> Hardware:
     """One thread as one process of several, of which ``found`` has the collectives."""
     share = min(1.0, machine.cores() / processes)
     sent = LARGE * 4 * (processes - 1) / processes
-    taken = max(float(found["large"]) - float(found["none"]), 1e-9)  # type: ignore[arg-type]
+    taken = max(found["large"] - found["none"], 1e-9)
     links = sent / taken if processes > 1 else float("inf")
     return dataclasses.replace(
         one, matrix=one.matrix * share, stream=one.stream * share, lookup=one.lookup * share,
         update=one.update * share, links=links, network=links,
-        latency=float(found["none"]), launch=alone / share,  # type: ignore[arg-type]
+        latency=found["none"], launch=alone / share,
     )  # fmt: skip
 
 

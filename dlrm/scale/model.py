@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
 from dlrm.model import make_interaction, mlp
-from dlrm.scale import plan, tables
+from dlrm.scale import kernel, plan, tables
 from dlrm.scale.world import World
 
 CHUNK = 1 << 20  # numbers of a table that are drawn at a time
@@ -54,8 +54,8 @@ class ShardableDLRM(nn.Module):
     def forward(
         self,
         dense: Tensor,  # (B, D) f32
-        ids: Sequence[Tensor],  # F times (N_f,) i64
-        offsets: Tensor,  # (F, B + 1) i64
+        ids: Any,  # F times (N_f,) i64, or a KeyedJaggedTensor of them
+        offsets: Tensor | None = None,  # (F, B + 1) i64, unless jagged
         weights: Sequence[Tensor] | None = None,  # F times (N_f,) f32
     ) -> Tensor:
         return self.over(dense, self.tables(ids, offsets, weights))
@@ -205,9 +205,14 @@ class Sharded:
             fused.zero_grad()  # this is what hands the rate to the kernels
 
     def compile(self, how: str) -> None:
-        """Compile what comes after the tables, in this process; the lookups stay FBGEMM's."""
+        """Compile what comes after the tables, in this process.
+
+        By "dlrm" our kernel looks up and updates the tables, too; else it stays FBGEMM's.
+        """
         if how == "dlrm":
             import compiler  # noqa: F401  # registers the backend
+
+            kernel.use(self.whole)
         self.model.over.compile(backend=how)
 
     def weights(self) -> dict[str, Any]:

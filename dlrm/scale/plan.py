@@ -87,9 +87,10 @@ def make(
     )
     from torchrec.distributed.planner.types import PlannerError
 
-    topology = Topology(
-        world_size=processes, compute_device=device, local_world_size=local or processes
-    )
+    with quiet():
+        topology = Topology(
+            world_size=processes, compute_device=device, local_world_size=local or processes
+        )
     open_to = [kind for kind in KINDS if not (rowwise and kind == "column_wise")]
     if rowwise and "column_wise" in kinds.values():
         raise InputError(
@@ -102,8 +103,8 @@ def make(
         tables.name(f): ParameterConstraints(sharding_types=[kinds[f]] if f in kinds else open_to)
         for f in range(count)
     }
-    planner = EmbeddingShardingPlanner(topology=topology, constraints=asked, batch_size=batch)
     with quiet():
+        planner = EmbeddingShardingPlanner(topology=topology, constraints=asked, batch_size=batch)
         try:
             if group is None:
                 found = planner.plan(model, [sharder()])

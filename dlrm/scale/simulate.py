@@ -1,11 +1,11 @@
 """Memory, step time and the limiting resource of a job that does not fit on this machine.
 
-``python -m dlrm.scale.simulate --preset terabyte --hosts 16 --gpus 8`` lets TorchRec's planner place
-the tables and predicts a training step from the rates of `hardware` by the model of `cost`. Beside
-it stand TorchRec's published throughputs and the prediction for each, with the error; ``--check``
-runs 1, 2 and 4 processes on this machine and shows their prediction, from rates measured here, too.
-A GPU that launches work goes on while the device computes, so that a step takes the longer of the
-two; on a CPU it takes their sum.
+``python -m dlrm.scale.simulate --preset terabyte --hosts 16 --gpus 8`` lets TorchRec's planner
+place the tables and predicts a training step from the rates of `hardware` by the model of `cost`.
+Beside it stand TorchRec's published throughputs and the prediction for each, with the error;
+``--check`` runs 1, 2 and 4 processes on this machine and shows their prediction, from rates
+measured here, too. A GPU that launches work goes on while the device computes, so that a step takes
+the longer of the two; on a CPU it takes their sum.
 """
 
 from __future__ import annotations
@@ -148,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             device = DEVICES[given.device]
         kind = "cpu" if given.device == "here" else "cuda"
-        job = plan_job(
-            model, given.hosts, given.gpus, batch, given.optimizer, given.sharding, kind
-        )
+        job = plan_job(model, given.hosts, given.gpus, batch, given.optimizer, given.sharding, kind)
         print(f"{given.preset}, {given.hosts} x {given.gpus} {device.name}, {batch:,} samples a "
               f"step, {given.optimizer}")  # fmt: skip
         print(f"rates: {device.source}")

@@ -2,7 +2,8 @@
 
 The module takes what `dlrm.embeddings.EmbeddingTables` takes and gives what it gives, so that the
 rest of the model does not know the difference. On one process it works unsharded; under
-``DistributedModelParallel`` the collection inside is replaced by its shards.
+``DistributedModelParallel`` the collection inside is replaced by its shards, which FBGEMM looks up,
+or our grouped kernel (`dlrm.scale.kernel` says how far TorchRec's API lets it).
 """
 
 from __future__ import annotations
@@ -97,23 +98,53 @@ class ShardableTables(nn.Module):
         )
 
     def forward(
-        self, ids: Sequence[Tensor], offsets: Tensor, weights: Sequence[Tensor] | None = None
+        self,
+        ids: Any,  # F times (N_f,) i64, or a KeyedJaggedTensor with keys t0, t1, ...
+        offsets: Tensor | None = None,  # (F, B + 1) i64, where ids are not jagged already
+        weights: Sequence[Tensor] | None = None,  # F times (N_f,) f32
     ) -> list[Tensor]:
-        lengths = offsets[:, 1:] - offsets[:, :-1]  # (F, B)
-        scale = None if weights is None else torch.cat(list(weights))  # (N,)
+        features = ids if offsets is None else self.jagged(ids, offsets, weights)
+        if torch.compiler.is_compiling() and features.length_per_key_or_none() is None:
+            raise InputError(
+                "a KeyedJaggedTensor whose lengths per key are not known on the host would break "
+                "the graph: call its sync() before the compiled model"
+            )
         if self.sqrtn:
-            each = lengths.clamp(min=1).to(torch.float32).rsqrt().flatten()  # (F * B,)
-            root = torch.repeat_interleave(each, lengths.flatten())  # (N,)
-            scale = root if scale is None else scale * root
-        features = require().KeyedJaggedTensor(
-            keys=[name(f) for f in range(self.count)],
-            values=torch.cat(list(ids)),
-            weights=scale,
-            lengths=lengths.flatten(),
-        )
+            features = self._scaled(features)
         pooled = self.ebc(features)  # a KeyedTensor (B, sum of widths); awaited where sharded
         vectors = [pooled[name(f)] for f in range(self.count)]  # F times (B, width)
         return [
             self.project[name(f)](vector) if name(f) in self.project else vector
             for f, vector in enumerate(vectors)
         ]
+
+    def jagged(
+        self, ids: Sequence[Tensor], offsets: Tensor, weights: Sequence[Tensor] | None = None
+    ) -> Any:
+        """The bags of all tables as TorchRec's KeyedJaggedTensor.
+
+        How many ids a table has is told beside the tensors: to read it would break a graph.
+        """
+        return require().KeyedJaggedTensor(
+            keys=[name(f) for f in range(self.count)],
+            values=torch.cat(list(ids)),
+            weights=None if weights is None else torch.cat(list(weights)),
+            lengths=(offsets[:, 1:] - offsets[:, :-1]).flatten(),
+            length_per_key=[len(own) for own in ids],
+        )
+
+    def _scaled(self, features: Any) -> Any:
+        """The same with each id's weight over the square root of its bag's length."""
+        lengths = features.lengths()  # (F * B,)
+        root = torch.repeat_interleave(
+            lengths.clamp(min=1).to(torch.float32).rsqrt(), lengths,
+            output_size=features.values().numel(),
+        )  # (N,)  # fmt: skip
+        given = features.weights_or_none()
+        return require().KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values(),
+            weights=root if given is None else given * root,
+            lengths=lengths,
+            length_per_key=features.length_per_key_or_none(),
+        )
