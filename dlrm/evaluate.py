@@ -43,7 +43,7 @@ def evaluate(
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder for the results")
     require_writable(out, "--out")
-    model, state = load_model(path)
+    model, state = load_model(path, from_disk=True)
     dataset = dataset_of(state, model, source)
     slicer = Slicer(dataset, slices)
     label, logit = score_split(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,7 @@ class Report:
         self.file: TextIO | None = None
         self.bar: tqdm | None = None
         self.warned: set[str] = set()
+        self.note: Callable[[], str] = lambda: ""  # more to say beside the loss
         self.board: Any = None
         if tensorboard:
             try:
@@ -86,7 +88,8 @@ class Report:
         if self.bar is not None and self.bar.update(1):
             rate = self.bar.format_dict["rate"] or 0.0
             self.bar.set_postfix_str(
-                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s", refresh=False
+                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s{self.note()}",
+                refresh=False,
             )
 
     def scores(self, split: str, step: int, scores: Scores) -> None:

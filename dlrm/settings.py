@@ -75,6 +75,8 @@ class RunConfig:
     dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
     threads: int = option(0, "CPU threads; 0: all cores")
     compile: str = option("none", "none, inductor or dlrm")
+    table_storage: str = option("memory", "memory, or disk for tables larger than it")
+    table_cache: str = option("1GiB", "disk: memory for the hot rows of the tables")
     deterministic: bool = option(False, "refuse operations that are not deterministic")
     save_every: int = option(0, "steps between checkpoints; 0: one at the end of each epoch")
     keep: int = option(2, "checkpoints kept besides the best")
@@ -105,6 +107,7 @@ class TrainConfig:
         _choice("best", self.run.best, ("auc", "ne"))
         _choice("dtype", self.run.dtype, ("f32", "bf16"))
         _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
+        _choice("table_storage", self.run.table_storage, ("memory", "disk"))
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
         if not self.run.out:
@@ -149,7 +152,7 @@ class TrainConfig:
         """What the result depends on, flat: a resumed run must agree in all of it."""
         free = {
             "out", "epochs", "steps", "save_every", "keep", "resume", "overwrite", "log_json",
-            "tensorboard", "profile", "quiet", "threads", "input", "preset",
+            "tensorboard", "profile", "quiet", "threads", "input", "preset", "table_cache",
         }  # fmt: skip
         flat = {"preset": self.preset}
         for part in (self.model, self.data, self.optim, self.run):
