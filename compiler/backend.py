@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from compiler import compat, patterns
 from compiler.codegen.wrapper import Module, generate
 from compiler.graph import Graph
+from compiler.ir import Layout
 from compiler.lower import lower
 from compiler.options import Options
 from compiler.order import reorder
@@ -56,7 +57,10 @@ def _traced(
 def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
-    rewrite = patterns.apply(compat.copy_module(gm), example_inputs, constants, options.autotune)
+    rewrite = patterns.apply(
+        compat.copy_module(gm), example_inputs, constants, options.autotune,
+        longest=0 if options.memory_budget is None else 1,
+    )  # fmt: skip
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
@@ -103,10 +107,33 @@ def compile_graph(
 
     graph = lower(gm, options.inlining, frozen, options.autotune, branch)
     graph.frees_inputs = half == "backward"
+    if options.memory_budget is not None and half in ("forward", "backward"):
+        manage(graph, options.memory_budget, half)
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
     options.report(half, gm, graph, steps, module)
     return module.load()
+
+
+def manage(graph: Graph, manager: Any, half: str) -> None:
+    """Let the manager of a memory budget have what goes from forward to backward.
+
+    In forward these are the outputs after the user's own: whole temporaries that no other output
+    shows.
+    """
+    graph.manager = manager
+    count = compat.outputs_of_forward() if half == "forward" else None
+    if count is None:
+        return
+    shown = {o.buffer for o in graph.outputs[:count] if isinstance(o, Layout)}
+    number = manager.graph()
+    for place, one in enumerate(graph.outputs[count:]):
+        if not isinstance(one, Layout) or one.buffer in shown or one.buffer.kind != "temporary":
+            continue
+        views = [o for o in graph.outputs if isinstance(o, Layout) and o.buffer is one.buffer]
+        whole = (one.size, one.stride) == (one.buffer.size, one.buffer.stride)
+        if whole and len(views) == 1:
+            graph.parked[one.buffer] = f"{number}, {place}"
 
 
 def build_module(graph: Graph, options: Options) -> tuple[list[Step], Module]:

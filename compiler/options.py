@@ -20,6 +20,9 @@ class Options:
     * ``ordering``: run steps in an order of low peak memory.
     * ``mode``: default, reduce-overhead or max-autotune.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``memory_budget``: bytes that what backward needs may take, as "4GiB", or "auto" (a share of
+      what is free); the rest waits in a file meanwhile. ``memory_policy``: all, large or dynamic.
+      See ``compiler.offload``.
     """
 
     inlining: bool = True
@@ -29,6 +32,8 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    memory_budget: Any = None
+    memory_policy: str = "dynamic"
 
     @property
     def autotune(self) -> bool:
@@ -47,6 +52,11 @@ class Options:
         named = {k: v for k, v in named.items() if v is not None}
         if named.get("mode", "default") not in MODES:
             raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        if isinstance(named.get("memory_budget"), str | int):
+            from compiler.offload.compiled import Manager
+
+            policy = named.get("memory_policy", "dynamic")
+            named["memory_budget"] = Manager(named["memory_budget"], policy)
         return Options(**named)
 
     def report(self, half: str, gm: Any, graph: Any, steps: Any, module: Any) -> None:

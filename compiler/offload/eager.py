@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from compiler.offload.ledger import Held, Ledger
-from compiler.offload.plan import POLICIES, Plan, Profile, Saved, choose
-from compiler.offload.sizes import SHARE, free_memory, parse_bytes
+from compiler.offload.learn import Learner, Seen
+from compiler.offload.ledger import Held, Ledger, open_ledger
+from compiler.offload.sizes import parse_bytes
 from compiler.offload.units import Units
-from compiler.runtime.offload import Disk, Pinned, Tier
 
 SMALL = 1 << 12  # bytes: what is smaller stays where it is, and counts
 AHEAD = 4  # tensors that are read ahead at most: more would hold what others need first
-Label = tuple[int, int]  # a recompute unit or -1, and the place among what is saved there
-WARM = 1  # steps before the one that is profiled: files are laid out, caches filled
 
 
 class Within:
@@ -42,16 +39,10 @@ class Within:
         self, model: Callable[..., Any], memory_budget: str | int = "auto",
         policy: str = "dynamic", folder: str | None = None,
     ) -> None:  # fmt: skip
-        if policy not in POLICIES:
-            raise ValueError(f"memory policy {policy!r}: want one of {', '.join(POLICIES)}")
-        self.model, self.policy, self.folder = model, policy, folder
+        self.model, self.folder = model, folder
         self.budget = 0 if memory_budget == "auto" else parse_bytes(memory_budget)
-        self.plan: Plan | None = None
-        self.decided: frozenset[Label] = frozenset()  # what goes, by the plan
-        self.expected: tuple[tuple[Label, int], ...] = ()  # labels and sizes that it was made for
-        self.inside: dict[int, int] = {}  # bytes that a unit computes again
+        self.learner = Learner(policy)
         self.ledger: Ledger | None = None
-        self.steps = 0
         self.step: Step | None = None
         self.last: dict[str, Any] = {}
         self.units = Units(model) if isinstance(model, nn.Module) else Units(None)
@@ -59,26 +50,17 @@ class Within:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
-        ledger = self._ledger(args, kwargs)
-        self._conclude()
-        self.step = step = Step(self, ledger, self._known(args, kwargs))
-        self.steps += 1
-        again = self.plan.recompute if self.plan is not None else frozenset()
-        hooks = torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack)
-        with self.units.watched(step, again), hooks:
-            return self.model(*args, **kwargs)
-
-    def _ledger(self, args: Any, kwargs: Any) -> Ledger:
         if self.ledger is None:
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
-            if device.type == "cuda":
-                tier: Tier = Pinned(device)
-                free = torch.cuda.mem_get_info(device)[0]
-            else:
-                tier, free = Disk(self.folder), free_memory()
-            self.ledger = Ledger(self.budget or max(1, int(SHARE * free)), tier)
-        return self.ledger
+            self.ledger = open_ledger(self.budget, device, self.folder)
+        self._conclude()
+        self.step = step = Step(self, self.ledger, self._known(args, kwargs))
+        plan = self.learner.plan
+        again = plan.recompute if plan is not None else frozenset()
+        hooks = torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack)
+        with self.units.watched(step, again), hooks:
+            return self.model(*args, **kwargs)
 
     def _known(self, args: Any, kwargs: Any) -> set[int]:
         """Storages that are there anyway: parameters, buffers, and what the caller gave."""
@@ -98,39 +80,9 @@ class Within:
             return
         step.forget()
         ledger = step.ledger
-        self.last = {
-            "plan": self.plan.name if self.plan is not None else "offload all (measuring)",
-            "saved": step.total(),
-            "peak": ledger.peak,
-            "waited": ledger.waited,
-        }
-        ledger.peak, ledger.waited = ledger.resident, 0.0
-        whole = not (self.plan and self.plan.recompute)
-        if self.steps <= WARM or self.policy != "dynamic" and self.plan is not None:
-            return
-        if self.plan is not None and (step.sizes() == self.expected or not whole):
-            return
-        profile = step.profile()
-        self.plan = choose(profile, ledger.budget, self.policy)
-        for u in self.plan.recompute:
-            self.inside[u] = sum(s.size for s in profile.saved if s.unit == u)
-        labels = [seen.label for seen in step.seen]
-        self.decided = frozenset(labels[k] for k in self.plan.offload)
-        self.expected = step.sizes()
-
-    def goes(self, label: Label) -> bool:
-        """Whether a saved tensor leaves; all do until there is a plan."""
-        return self.plan is None or label in self.decided
-
-
-class Seen:
-    """What a step saw of one stretch of saved memory."""
-
-    __slots__ = ("done", "label", "made", "needed", "size")
-
-    def __init__(self, label: Label, size: int, made: float) -> None:
-        self.label, self.size, self.made = label, size, made
-        self.needed = self.done = 0.0
+        self.last = {"plan": self.learner.name(), "saved": step.total(), **ledger.finish()}
+        units = [step.unit_seconds.get(u, 0.0) for u in range(len(self.units))]
+        self.learner.learn(step.seen, ledger.budget, ledger.tier.rates, units)
 
 
 class Entry:
@@ -209,7 +161,7 @@ class Step:
         self.ledger.keep(held)
         entry = self.entries[number] = Entry(number, held, tensor._version)
         self.left += 1
-        if size >= SMALL and self.within.goes(label):
+        if size >= SMALL and self.within.learner.goes(label):
             self.ledger.send(held)
         return entry
 
@@ -250,7 +202,7 @@ class Step:
     def computed(self, unit: int) -> None:
         """A unit computes its inside again; that of the unit before is no longer needed."""
         self.forget()
-        self.inside = Held(self.within.inside.get(unit, 0), torch.empty(0))
+        self.inside = Held(self.within.learner.inside.get(unit, 0), torch.empty(0))
         self.ledger.keep(self.inside)
 
     def forget(self) -> None:
@@ -278,21 +230,6 @@ class Step:
         """Bytes that were saved."""
         return sum(seen.size for seen in self.seen)
 
-    def sizes(self) -> tuple[tuple[Label, int], ...]:
-        """What was saved, to see whether another step saves the same."""
-        return tuple((seen.label, seen.size) for seen in self.seen)
-
-    def profile(self) -> Profile:
-        """The step as planning wants it. What backward never asked for counts as needed last."""
-        end = max(seen.done for seen in self.seen)
-        saved = [
-            Saved(s.size, s.made, s.needed or end, s.done or end, max(-1, s.label[0]))
-            for s in self.seen
-        ]
-        write, read = self.ledger.tier.rates()
-        units = [self.unit_seconds.get(u, 0.0) for u in range(len(self.within.units))]
-        return Profile(saved, write, read, units=units)
-
 
 @contextmanager
 def within(
@@ -304,7 +241,7 @@ def within(
         yield made
     finally:
         if made.ledger is not None:
-            made.ledger.tier.close()  # type: ignore[attr-defined]
+            made.ledger.tier.close()
 
 
 def _stretch(tensor: Tensor) -> tuple[int, int] | None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from compiler.offload.plan import DoesNotFit
-from compiler.offload.sizes import show_bytes
-from compiler.runtime.offload import FOLDER, Tier
+from compiler.offload.sizes import SHARE, free_memory, show_bytes
+from compiler.runtime.offload import FOLDER, Disk, Pinned, Tier
 
 
 class Held:
@@ -39,6 +39,14 @@ class Held:
         self.writing: Future[None] | None = None
         self.reading: Future[None] | None = None
         self.asked = self.done = False  # whether backward has asked for it; has let go of it
+
+    def blank(self, tier: Tier) -> Tensor:
+        """Memory to read it back into."""
+        return tier.blank(self.size)
+
+    def drop(self) -> None:
+        """The slower memory has it: let the memory go."""
+        self.memory = None
 
     @property
     def stored(self) -> bool:
@@ -120,6 +128,13 @@ class Ledger:
         if busy is not None:  # its place is free once the transfer is done
             busy.add_done_callback(lambda _: self._free(held))
 
+    def finish(self) -> dict[str, Any]:
+        """The accounts of the step that ends: most bytes resident, seconds waited; they restart."""
+        with self.lock:
+            found = {"peak": self.peak, "waited": self.waited}
+            self.peak, self.waited = self.resident, 0.0
+        return found
+
     def room(self, size: int) -> None:
         """Wait until ``size`` more bytes fit the budget. Raises DoesNotFit if they never will."""
         while True:
@@ -167,7 +182,7 @@ class Ledger:
     def _read(self, held: Held) -> None:
         assert held.place is not None
         self._count(held.size)
-        held.memory, held.original = self.tier.blank(held.size), False
+        held.memory, held.original = held.blank(self.tier), False
         held.reading = self.tier.read(held.place, held.memory)
         self.spare[held] = None
 
@@ -179,7 +194,7 @@ class Ledger:
         self.spare.pop(held, None)
         self.out.pop(held, None)
         if held.memory is not None:
-            held.memory = None
+            held.drop()
             self.resident -= held.size
 
     def _free(self, held: Held) -> None:
@@ -208,4 +223,12 @@ def flat(tensor: Tensor, size: int) -> Tensor:
     return made.set_(tensor.untyped_storage(), start, (size,), (1,))
 
 
-__all__ = ["Held", "Ledger", "flat"]
+def open_ledger(budget: int, device: torch.device, folder: str | None = None) -> Ledger:
+    """A ledger over the next slower memory of a device; budget 0: a share of what is free."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        return Ledger(budget or max(1, int(SHARE * free)), Pinned(device))
+    return Ledger(budget or max(1, int(SHARE * free_memory())), Disk(folder))
+
+
+__all__ = ["Held", "Ledger", "flat", "open_ledger"]

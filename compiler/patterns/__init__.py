@@ -20,13 +20,15 @@ __all__ = ["Rewrite", "apply"]
 
 
 def apply(
-    gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True, autotune: bool = False
-) -> Rewrite:
+    gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True, autotune: bool = False,
+    longest: int = 0,
+) -> Rewrite:  # fmt: skip
     """Replace what is found in ``gm``, in place.
 
     ``inputs`` are example inputs, one for each placeholder. With ``constants``, index tensors among
     them may be taken as they are now; the result's ``checks`` say which. ``autotune`` measures
-    whether a chain of layers is faster fused.
+    whether a chain of layers is faster fused. ``longest``: layers of a chain at most, 0 for any
+    number.
     """
     rewrite = Rewrite(gm, list(inputs), constants, autotune)
     if any(device.type != "cpu" for device in rewrite.devices()):
@@ -34,6 +36,6 @@ def apply(
     rewrite.drop_identities()
     bags.replace(rewrite)
     interaction.replace(rewrite)
-    mlp.replace(rewrite)
+    mlp.replace(rewrite, longest)
     rewrite.finish()
     return rewrite

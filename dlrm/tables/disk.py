@@ -223,14 +223,17 @@ class DiskTables:
         )  # fmt: skip
         self.at = None
 
-    def hit_rate(self) -> float:
-        """Of the different rows that the batches needed, the share that was in memory."""
+    def totals(self) -> tuple[int, int]:
+        """Of the different rows that the batches needed: how many were in memory, and were not."""
         hits, misses = ctypes.c_int64(), ctypes.c_int64()
-        count = len(self.layouts)
-        native.library().totals(
-            self.handles, count, ctypes.byref(hits), ctypes.byref(misses)
-        )
-        return hits.value / max(1, hits.value + misses.value)
+        at = ctypes.byref(hits), ctypes.byref(misses)
+        native.library().totals(self.handles, len(self.layouts), *at)
+        return hits.value, misses.value
+
+    def hit_rate(self) -> float:
+        """The share of rows that were in memory."""
+        hits, misses = self.totals()
+        return hits / max(1, hits + misses)
 
     def _prepare(self, batch: Batch) -> Prepared:
         self.stamp += 1

@@ -252,6 +252,12 @@ class Store:
         for fd in [*self.fds, *([self.log] if self.log >= 0 else [])]:
             os.fdatasync(fd)
 
+    def forget_pages(self) -> None:
+        """Ask the system to drop its cache of these files."""
+        self.sync()
+        for fd in self.fds:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         """Close the files; the lock goes with them."""
         for fd in [*getattr(self, "fds", []), self.lock, getattr(self, "log", -1)]:

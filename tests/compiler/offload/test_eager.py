@@ -80,7 +80,7 @@ def test_same_bits_within_the_budget(make, policy):
     within._conclude()
     assert within.last["peak"] <= budget
     assert within.last["saved"] > budget or policy == "large"
-    assert within.plan is not None
+    assert within.learner.plan is not None
 
 
 def test_recompute_gives_the_same_bits_also_with_dropout(monkeypatch):
@@ -91,7 +91,7 @@ def test_recompute_gives_the_same_bits_also_with_dropout(monkeypatch):
     for seed in range(6):
         assert same(step(within, model, seed), step(model, model, seed))
         assert within.ledger.peak <= 16 * LAYER
-    assert within.plan.recompute
+    assert within.learner.plan.recompute
     within._conclude()
     assert within.last["plan"].startswith("recompute")
     assert within.last["saved"] < 16 * 3 * LAYER and within.ledger.resident == 0
@@ -148,11 +148,11 @@ def test_other_sizes_make_another_plan():
     within = Within(model, 5 * LAYER)
     for _ in range(4):
         step(within, model)
-    before = within.plan
+    before = within.learner.plan
     for seed in range(3):
         x = torch.randn(BATCH // 2, WIDTH)
         within(x).sum().backward()
-    assert within.plan is not before and within.plan.offload != before.offload
+    assert within.learner.plan is not before and within.learner.plan.offload != before.offload
     assert within.ledger.peak <= 5 * LAYER
 
 

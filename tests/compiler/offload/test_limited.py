@@ -41,3 +41,9 @@ def test_within_a_budget_it_lives_and_has_the_same_bits(way, free_digest):
     done = run(way, "--limited")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == free_digest
+
+
+def test_a_compiled_model_within_a_budget_too():
+    free, limited = run("compiled"), run("compiled", "--limited")
+    assert limited.returncode == 0, limited.stderr[-2000:]
+    assert limited.stdout == free.stdout != ""
