@@ -24,8 +24,8 @@ from dlrm.batch import Batch, ModelInputs
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite
-from dlrm.errors import InputError
 from dlrm.embeddings import PlainRows
+from dlrm.errors import InputError
 from dlrm.files import explain
 from dlrm.metrics import Collector, Scores, one_class_warning
 from dlrm.model import DLRM

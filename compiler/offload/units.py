@@ -2,8 +2,8 @@
 
 A unit is a run of neighbours in an ``nn.Sequential``, about the square root of their number long
 (Chen et al. 2016: so the inputs of the units and the inside of one take about the same), or a child
-of an ``nn.ModuleList``, as blocks of a transformer are. Its input stays; what it saves inside can go
-and be computed again, with the random numbers of the first time.
+of an ``nn.ModuleList``, as blocks of a transformer are. Its input stays; what it saves inside can
+go and be computed again, with the random numbers of the first time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Units:
             calls = [_wrapped(_after_another(run), watcher, number + k, again)
                      for k, run in enumerate(runs)]  # fmt: skip
             number += len(runs)
-            chain.forward = _after_another(calls)
+            chain.forward = _after_another(calls)  # type: ignore[method-assign]
             changed.append(chain)
         for k, block in enumerate(self.blocks):
             block.forward = _wrapped(block.forward, watcher, number + k, again)

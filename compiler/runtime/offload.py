@@ -80,7 +80,7 @@ class Disk:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         place = Path(folder or os.environ.get(FOLDER) or tempfile.gettempdir())
-        self.file = tempfile.TemporaryFile(dir=place, prefix="dlrm-offload-", buffering=0)
+        self.file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115
         self.fd = self.file.fileno()
         self.end = 0
         self.unused: dict[int, list[int]] = defaultdict(list)  # places by size

@@ -91,8 +91,9 @@ def parser() -> argparse.ArgumentParser:
     budget.add_argument("--rounds", type=int, default=5, help="turns of each way (5)")
     budget.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
     disk = commands.add_parser("disk", parents=[shared], help="tables on disk")
-    disk.add_argument("--rows", type=cli.integers, default=(1_000_000,) * 26, help="of the tables "
-                      "(1000000*26)")  # fmt: skip
+    disk.add_argument(
+        "--rows", type=cli.integers, default=(10**6,) * 26, help="of the tables (1000000*26)"
+    )
     disk.add_argument("--dim", type=int, default=16, help="width of a row (16)")
     disk.add_argument("--batch", type=int, default=2048, help="samples (2048)")
     disk.add_argument("--zipf", type=float, default=1.05, help="exponent of the ids (1.05)")
@@ -101,8 +102,11 @@ def parser() -> argparse.ArgumentParser:
     disk.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
     disk.add_argument("--threads", type=int, default=0, help="CPU threads of both (all cores)")
     disk.add_argument("--folder", default="", help="where the files go (the temporary folder)")
-    disk.add_argument("--drop-cache", action=argparse.BooleanOptionalAction, default=False,
-                      help="tell the system before each turn to forget the files' pages")  # fmt: skip
+    disk.add_argument(
+        "--drop-cache",
+        action="store_true",
+        help="before each turn, let the system forget the files",
+    )
     return flags
 
 
@@ -131,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if o.what == "compile":
             return compare(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
-        figures = {"loop": _loop, "memory": _memory, "disk": _disk}.get(o.what, _preprocess)(o)
+        commands = {"loop": _loop, "memory": _memory, "disk": _disk, "preprocess": _preprocess}
+        figures = commands[o.what](o)
         if o.json:
             write_json(Path(o.json), figures)
         return 0

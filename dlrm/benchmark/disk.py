@@ -170,7 +170,8 @@ def _one(
     return {
         "how": how, "disk_ms": statistics.median(times["disk"]) * 1e3,
         "memory_ms": statistics.median(times["memory"]) * 1e3 if in_memory else None,
-        "hit_rate": hits / max(1, hits + misses), "rows_a_step": (hits + misses) / o.steps / o.rounds,
+        "hit_rate": hits / max(1, hits + misses),
+        "rows_a_step": (hits + misses) / o.steps / o.rounds,
         "same_bits": same if in_memory else None, "times": times,
     }  # fmt: skip
 
@@ -179,8 +180,8 @@ def line(f: dict[str, Any]) -> str:
     """One way of computing in a line."""
     who = "eager" if f["how"] == "none" else "compiled"
     text = (
-        f"{who:<10}disk {f['disk_ms']:.1f} ms a step, {f['hit_rate']:.1%} of {f['rows_a_step']:,.0f} "
-        "rows a step found in the cache"
+        f"{who:<10}disk {f['disk_ms']:.1f} ms a step, {f['hit_rate']:.1%} of "
+        f"{f['rows_a_step']:,.0f} rows a step found in the cache"
     )
     if f["memory_ms"] is None:
         return text

@@ -66,7 +66,7 @@ class Settings:
 
 
 def ways(settings: Settings) -> list[str]:
-    """Who is measured; checkpointing at several lengths of its segments, the best of which counts."""
+    """Who is measured; checkpointing in several numbers of segments, the best of which counts."""
     root = max(2, round(settings.layers**0.5))
     return [
         "eager", *(f"checkpoint {n}" for n in dict.fromkeys((2, root, 2 * root))),
@@ -94,8 +94,7 @@ class Way:
         elif kind == "compiled":
             if rest:
                 self.control = Manager(budget, rest)
-            options = {} if self.control is None else {"memory_budget": self.control}
-            self.forward = compiler.compile(self.model, dynamic=False, **options)
+            self.forward = compiler.compile(self.model, dynamic=False, memory_budget=self.control)
         self.optimizers = [
             torch.optim.SGD(self.model.dense_parameters(), lr=1e-3, fused=True),
             SparseRows(self.model.sparse_parameters(), "rowwise_adagrad", lr=0.01),
@@ -138,7 +137,9 @@ def saved_by_eager(settings: Settings) -> int:
     """Bytes that an eager step keeps for backward, parameters and inputs left out."""
     way = Way("eager", settings, 1)
     batch = Draws(settings.shape(), settings.batch)()
-    known = {p.untyped_storage().data_ptr() for p in (*way.model.parameters(), *way.model.buffers())}
+    known = {
+        p.untyped_storage().data_ptr() for p in (*way.model.parameters(), *way.model.buffers())
+    }
     known |= {t.untyped_storage().data_ptr() for t in (batch.dense, batch.ids, batch.label)}
     counter = Counter(known)
     with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda t: t):
@@ -154,7 +155,7 @@ def measure(name: str, settings: Settings, budget: int) -> dict[str, Any]:
     way, draw = Way(name, settings, budget), Draws(settings.shape(), settings.batch)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     found, saved = [], 0
-    for k in range(8):
+    for k in range(6):
         batch = draw()
         gc.collect()
         if trim is not None:
@@ -162,7 +163,7 @@ def measure(name: str, settings: Settings, budget: int) -> dict[str, Any]:
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         way.step(batch)
-        if k >= 5:
+        if k >= 4:
             found.append(_status("VmHWM") - before)
             if way.control is not None and way.control.ledger is not None:
                 saved = max(saved, way.control.ledger.peak)
@@ -197,8 +198,8 @@ def compare(settings: Settings) -> dict[str, Any]:
     eager = saved_by_eager(settings)
     budget = settings.budget or int(SHARE * eager)
     print(
-        f"deep DLRM: top MLP of {settings.layers} x {settings.width}, batch {settings.batch}; eager "
-        f"keeps {show_bytes(eager)} for backward; budget {show_bytes(budget)}; "
+        f"deep DLRM: top MLP of {settings.layers} x {settings.width}, batch {settings.batch}; "
+        f"eager keeps {show_bytes(eager)} for backward; budget {show_bytes(budget)}; "
         f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
@@ -206,6 +207,7 @@ def compare(settings: Settings) -> dict[str, Any]:
     for name, row in rows.items():
         try:
             row.memory = ask(name, settings, budget)
+            print(f"{name}: a step adds {show_bytes(row.memory['step'])}", flush=True)
         except ProbeFailed as error:
             row.problem = str(error)
     _time(rows, settings, budget)

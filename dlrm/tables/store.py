@@ -1,10 +1,10 @@
 """The files of disk tables, and the way back to what a checkpoint saw.
 
 ``table-NNN.rows`` holds a table's records, row after row, and changes as training goes on. Before a
-row changes for the first time after a checkpoint, its old record goes to an undo log: the state that
-the checkpoint saw is that of the files with the old records put over them. A log segment begins at
-each checkpoint, which has its number; the oldest record of a row from that segment on is the one
-that counts. Records go to the log before the files change, so a killed process leaves no row whose
+row changes for the first time after a checkpoint, its old record goes to an undo log: the state
+that the checkpoint saw is that of the files with the old records put over them. A log segment
+begins at each checkpoint, which has its number; the oldest record of a row from that segment on is
+the one that counts. Records go to the log before the files change, so a killed process leaves no row whose
 old record is lost. (After a power failure the last writes may be missing: a checkpoint syncs the
 files, the log between checkpoints is left to the system.)
 

@@ -40,7 +40,7 @@ class View:
         window.weight.data[: len(ids)] = torch.from_numpy(np.ascontiguousarray(found))
 
     def ranked(self, tables: Sequence[DiskRows], ids: Sequence[Tensor]) -> list[Tensor]:
-        """Fill the windows with the rows of ``ids``, F times (N_f,); gives their ranks there."""
+        """Fill the windows with the rows of ``ids``, F times (N_f,); their ranks there."""
         found = []
         for f, (window, own) in enumerate(zip(tables, ids, strict=True)):
             unique, ranks = ranked(own)
@@ -49,7 +49,7 @@ class View:
         return found
 
     def attach(self, model: DLRM) -> None:
-        """Let ``model(dense, ids, offsets, weights)`` take ids, and read their rows, at each call."""
+        """Let ``model(dense, ids, offsets, weights)`` read the rows of its ids at each call."""
         tables = windows(model)
 
         def before(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

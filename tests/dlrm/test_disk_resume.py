@@ -124,7 +124,7 @@ def test_a_cache_of_another_size_may_go_on(unbroken, tmp_path):
     assert torch.equal(*same_rows)
 
 
-# ---- the files by themselves -----------------------------------------------------------------------
+# ---- the files by themselves ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -146,9 +146,7 @@ def change(store: Store, rng: np.random.Generator) -> None:
 
 
 def everything(store: Store) -> bytes:
-    return b"".join(
-        store.read(f, np.arange(n.rows)).tobytes() for f, n in enumerate(store.layouts)
-    )
+    return b"".join(store.read(f, np.arange(n.rows)).tobytes() for f, n in enumerate(store.layouts))
 
 
 def test_every_segment_can_be_gone_back_to_in_any_order(store):
@@ -167,7 +165,7 @@ def test_every_segment_can_be_gone_back_to_in_any_order(store):
     store.prune(5)
     store.restore(6)
     assert everything(store) == seen[6]
-    with pytest.raises(StoreError, match="segment 2.*use a newer checkpoint"):
+    with pytest.raises(StoreError, match=r"segment 2.*use a newer checkpoint"):
         store.restore(2)
 
 
@@ -183,7 +181,7 @@ def test_an_entry_cut_short_is_left_out_and_damage_is_named(store):
         store.restore(1)
         assert everything(store) == before
     path.write_bytes(whole[:50] + b"X" + whole[51:])
-    with pytest.raises(StoreError, match="undo-00000001.log: damaged at byte 0"):
+    with pytest.raises(StoreError, match=r"undo-00000001\.log: damaged at byte 0"):
         store.overlay(1)
 
 

@@ -11,7 +11,18 @@ from dlrm.tables.disk import shares
 from dlrm.tables.store import Layout
 from dlrm.train import main
 
-SHAPE = ["--rows", "3000,700,40,5000", "--dim", "8", "--dense-in", "3", "--bottom", "8", "--top", "8"]
+SHAPE = [
+    "--rows",
+    "3000,700,40,5000",
+    "--dim",
+    "8",
+    "--dense-in",
+    "3",
+    "--bottom",
+    "8",
+    "--top",
+    "8",
+]
 FLAGS = [
     *("--data", "synthetic", "--samples", "4000", "--zipf", "1.05", "--batch-size", "64"),
     *("--steps", "40", "--eval-every", "15", "--save-every", "10", "--quiet", "--threads", "1"),
@@ -98,7 +109,9 @@ def test_evaluate_predict_and_export_give_the_same(trained, tmp_path, capsys):
     assert results[0] == results[1] and len(results[0][2]) == 1
 
 
-def test_what_does_not_fit_in_memory_is_refused_with_the_mend(trained, tmp_path, capsys, monkeypatch):
+def test_what_does_not_fit_in_memory_is_refused_with_the_mend(
+    trained, tmp_path, capsys, monkeypatch
+):
     from dlrm.export import main as export
     from dlrm.tables import load
 

@@ -149,7 +149,7 @@ def test_other_sizes_make_another_plan():
     for _ in range(4):
         step(within, model)
     before = within.learner.plan
-    for seed in range(3):
+    for _ in range(3):
         x = torch.randn(BATCH // 2, WIDTH)
         within(x).sum().backward()
     assert within.learner.plan is not before and within.learner.plan.offload != before.offload
@@ -184,7 +184,9 @@ def test_a_full_disk_is_named(monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", full)
     model = deep()
-    with pytest.raises(OSError, match="No space left on device; free some space, or .*OFFLOAD_DIR"):
+    with pytest.raises(
+        OSError, match=r"No space left on device; free some space, or .*OFFLOAD_DIR"
+    ):
         step(Within(model, 3 * LAYER, "all"), model)
 
 
