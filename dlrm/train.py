@@ -268,11 +268,15 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         **ceiling,
         "samples_per_s": rate,
         "peak_rss_mb": peak_rss_mb(),
-        **({} if trainer.tables is None else {
-            "table_disk_mb": trainer.tables.bytes / 2**20,
-            "table_cache_mb": trainer.tables.cache / 2**20,
-            "table_cache_hit_rate": trainer.hit_rate(),
-        }),
+        **(
+            {}
+            if trainer.tables is None
+            else {
+                "table_disk_mb": trainer.tables.bytes / 2**20,
+                "table_cache_mb": trainer.tables.cache / 2**20,
+                "table_cache_hit_rate": trainer.hit_rate(),
+            }
+        ),
         "steps": trainer.at.step,
         "best_step": trainer.at.best_step,
         "seed": config.run.seed,

@@ -4,9 +4,9 @@
 row changes for the first time after a checkpoint, its old record goes to an undo log: the state
 that the checkpoint saw is that of the files with the old records put over them. A log segment
 begins at each checkpoint, which has its number; the oldest record of a row from that segment on is
-the one that counts. Records go to the log before the files change, so a killed process leaves no row whose
-old record is lost. (After a power failure the last writes may be missing: a checkpoint syncs the
-files, the log between checkpoints is left to the system.)
+the one that counts. Records go to the log before the files change, so a killed process leaves no
+row whose old record is lost. (After a power failure the last writes may be missing: a checkpoint
+syncs the files, the log between checkpoints is left to the system.)
 
 Going back is a change like any other: old records are written to the files, and what they replace
 goes to a new segment. So later checkpoints stay valid too.
