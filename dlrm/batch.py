@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -61,21 +62,27 @@ class Batch:
         weights = None if self.weights is None else self.weights.split(sizes)
         return self.dense, self.ids.split(sizes), self.offsets - starts, weights
 
+    @cached_property
+    def _one_id_each(self) -> bool:
+        """Whether every bag has one id, and no weight: then ids are a matrix (F, B)."""
+        return self.weights is None and bool((np.diff(self.offsets.numpy(), axis=1) == 1).all())
+
     # Cutting and joining batches is done by NumPy: it runs on the reader's thread, where PyTorch
     # would start a second set of threads to compete with those of the training step.
 
-    def take(self, index: Tensor | np.ndarray) -> Batch:
-        """The samples at ``index`` (K,), in that order."""
+    def take(self, index: Tensor | np.ndarray | None) -> Batch:
+        """The samples at ``index`` (K,), in that order; None: all as they are."""
+        if index is None:
+            return self
         index = np.asarray(index, dtype=np.int64)
         tables, size = self.tables, len(self)
         dense, label = self.dense.numpy()[index], self.label.numpy()[index]
         ids, offsets = self.ids.numpy(), self.offsets.numpy()
-        lengths = np.diff(offsets, axis=1)  # (F, B)
-        if self.weights is None and bool((lengths == 1).all()):
+        if self._one_id_each:
             picked = np.take(ids.reshape(tables, size), index, axis=1)  # (F, K)
             return Batch._one_hot_of(torch.from_numpy(dense), picked, torch.from_numpy(label))
         starts = offsets[:, :-1][:, index].ravel()  # (F * K,)
-        lengths = lengths[:, index]  # (F, K)
+        lengths = np.diff(offsets, axis=1)[:, index]  # (F, K)
         flat = lengths.ravel()
         ends = np.cumsum(flat)
         # place p of the output lies in bag g: it comes from starts[g] + (p - first place of g)
@@ -91,6 +98,9 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Samples [start, stop), a cheap copy: each table's ids lie next to each other."""
+        if self._one_id_each:
+            wide = self.ids.numpy().reshape(self.tables, len(self))[:, start:stop]  # (F, K)
+            return Batch._one_hot_of(self.dense[start:stop], wide, self.label[start:stop])
         offsets = self.offsets.numpy()[:, start : stop + 1]
 
         def cut(values: Tensor) -> Tensor:

@@ -53,17 +53,18 @@ class Slicer:
         for name, pairs in self.bags.items():
             row = np.concatenate([r for r, _ in pairs])
             ids = np.concatenate([i for _, i in pairs])
-            found[name] = self._ids(row, ids, label, logit)
+            found[name] = self._ids(name, row, ids, label, logit)
         return {name: found[name] for name in self.names}
 
     def _ids(
-        self, row: np.ndarray, ids: np.ndarray, label: np.ndarray, logit: np.ndarray
+        self, name: str, row: np.ndarray, ids: np.ndarray, label: np.ndarray, logit: np.ndarray
     ) -> dict[str, Scores]:
         values, counts = np.unique(ids, return_counts=True)
+        names = self.dataset.id_names.get(name)
         slices = {}
         for value in values[np.argsort(-counts, kind="stable")][: self.most]:
             rows = np.unique(row[ids == value])  # an id may repeat in a bag
-            slices[f"id {value}"] = scores(label[rows], logit[rows])
+            slices[names[value] if names else f"id {value}"] = scores(label[rows], logit[rows])
         empty = np.ones(len(label), dtype=bool)
         empty[row] = False
         if empty.any():

@@ -10,6 +10,7 @@ import numpy as np
 
 from dlrm.batch import Batch
 
+Names = tuple[str, ...]
 Ranges = Sequence[tuple[int, int]]  # of rows: from the first on, up to the second
 
 
@@ -25,21 +26,28 @@ class Split(Protocol):
         ...
 
 
-@runtime_checkable
-class Gathers(Protocol):
-    """A split that can put rows in order while they are records, before it makes a batch."""
+class Rows(Protocol):
+    """Rows in memory, in whatever form; a batch is one."""
 
-    def gather(self, ranges: Ranges, order: np.ndarray | None) -> Batch:
-        """What the function ``gather`` gives."""
+    def take(self, index: np.ndarray | None) -> Batch:
+        """The rows at ``index`` (K,) in that order, or all of them."""
         ...
 
 
-def gather(split: Split, ranges: Ranges, order: np.ndarray | None = None) -> Batch:
-    """The rows of ``ranges``, one range after the other, or of these the ones at ``order`` (K,)."""
-    if isinstance(split, Gathers):
-        return split.gather(ranges, order)
-    batch = Batch.concat([split.read(a, b) for a, b in ranges])
-    return batch if order is None else batch.take(order)
+@runtime_checkable
+class Loads(Protocol):
+    """A split whose rows are better put in order before they are made into a batch."""
+
+    def load(self, ranges: Ranges) -> Rows:
+        """What the function ``load`` gives."""
+        ...
+
+
+def load(split: Split, ranges: Ranges) -> Rows:
+    """The rows of ``ranges``, one range after the other, in memory."""
+    if isinstance(split, Loads):
+        return split.load(ranges)
+    return Batch.concat([split.read(a, b) for a, b in ranges])
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Dataset:
     fingerprint: str  # hex digest of the source and of the settings
     truth: object | None = None  # the planted truth, of synthetic data only
     info: Mapping[str, object] = field(default_factory=dict)  # counts and settings, for printing
+    id_names: Mapping[str, Names] = field(default_factory=dict)  # what a table's ids stand for
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.table_names):

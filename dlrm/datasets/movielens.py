@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset
+from dlrm.datasets.base import Dataset, Names
 from dlrm.datasets.movielens_files import Item, Ratings, read_ratings
 from dlrm.datasets.movielens_history import Bags, History
 from dlrm.errors import InputError
@@ -31,6 +31,7 @@ AGES = (0, 18, 25, 35, 45, 50, 56)  # lower bounds of the buckets, those of Movi
 ZIP_PREFIX = 1  # characters: in the US the first digit is a group of states
 SPLITS = ("random", "time")
 PARTS = ("train", "val", "test")
+UNKNOWN = "(unknown)"  # id 0; one genre is called "unknown"
 ITEM_COLUMNS = ("item", "year")  # the other columns with one id are of the user
 
 
@@ -108,6 +109,7 @@ def load_movielens(
         splits={part: MovieLensSplit(rows, cuts[k], cuts[k + 1]) for k, part in enumerate(PARTS)},
         fingerprint=_fingerprint(ratings.digest, settings),
         info=_info(rows, cuts, ratings.layout, settings),
+        id_names={name: rows.id_names(name) for name in kept},
     )
 
 
@@ -160,17 +162,20 @@ class Rows:
     item: np.ndarray  # (R,) i64, position in the item file
     user_ids: Sequence[int]  # by position, ascending
     item_ids: Sequence[int]
-    columns: Mapping[str, tuple[np.ndarray, int]]  # id of each user or item; rows of the table
-    genres: tuple[np.ndarray, np.ndarray, int]  # ids, starts (items + 1,), rows of the table
+    columns: Mapping[str, tuple[np.ndarray, Names]]  # id of each user or item; names of the ids
+    genres: tuple[np.ndarray, np.ndarray, Names]  # ids, starts (items + 1,), names of the ids
     histories: Mapping[str, History]
     kept: tuple[str, ...]  # names of the tables that are read
 
     def table_rows(self) -> tuple[int, ...]:
-        users, items = (self.columns[name][1] for name in ("user", "item"))
-        sizes = {name: size for name, (_, size) in self.columns.items()}
-        sizes |= {"genres": self.genres[2], "liked": items, "disliked": items}
-        sizes |= {"fans": users, "critics": users}
-        return tuple(sizes[name] for name in self.kept)
+        return tuple(len(self.id_names(name)) for name in self.kept)
+
+    def id_names(self, name: str) -> Names:
+        """What the ids of table ``name`` stand for, from 0 on."""
+        if name == "genres":
+            return self.genres[2]
+        of = {"liked": "item", "disliked": "item", "fans": "user", "critics": "user"}
+        return self.columns[of.get(name, name)][1]
 
     def bag(self, name: str, user: np.ndarray, item: np.ndarray, position: np.ndarray) -> Bags:
         """The bags of table ``name``; arguments as in `batch`."""
@@ -201,8 +206,8 @@ class Rows:
 
 def _columns(
     ratings: Ratings, user: np.ndarray, item: np.ndarray
-) -> dict[str, tuple[np.ndarray, int]]:
-    """The features with one id per row: name to the id of each user or item, and table rows.
+) -> dict[str, tuple[np.ndarray, Names]]:
+    """The features with one id per row: name to the id of each user or item, and the ids' names.
 
     user, item: positions (T,) i64 of the training rows.
     """
@@ -217,10 +222,18 @@ def _columns(
         "zip": [u.zip_code[:ZIP_PREFIX] for u in users],
         "year": [i.year or None for i in items],
     }
-    return {name: _encode(v, item if name in ITEM_COLUMNS else user) for name, v in values.items()}
+    columns = {n: _encode(v, item if n in ITEM_COLUMNS else user) for n, v in values.items()}
+    ids, buckets = columns["age"]
+    return columns | {"age": (ids, (UNKNOWN, *(_age(int(b)) for b in buckets[1:])))}
 
 
-def _encode(values: Sequence[object], train: np.ndarray) -> tuple[np.ndarray, int]:
+def _age(bucket: int) -> str:
+    """The ages of a bucket of ``AGES``, counted from 1, in words."""
+    low, high = (*AGES, None)[bucket - 1 : bucket + 1]
+    return f"{low} or older" if high is None else f"{low} to {high - 1}"
+
+
+def _encode(values: Sequence[object], train: np.ndarray) -> tuple[np.ndarray, Names]:
     """Ids from 1 in sorted order, one per entity; 0 for None and for what training never sees.
 
     values: one per entity. train: (T,) i64, the entity of each training row.
@@ -229,16 +242,16 @@ def _encode(values: Sequence[object], train: np.ndarray) -> tuple[np.ndarray, in
     ids = np.array([vocabulary.get(v, 0) for v in values], dtype=np.int64)
     seen = np.zeros(len(vocabulary) + 1, dtype=bool)
     seen[ids[train]] = True
-    return np.where(seen[ids], ids, 0), len(vocabulary) + 1
+    return np.where(seen[ids], ids, 0), (UNKNOWN, *map(str, vocabulary))
 
 
-def _genres(items: Sequence[Item]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Ids of all items one after the other, starts (items + 1,), rows of the table."""
+def _genres(items: Sequence[Item]) -> tuple[np.ndarray, np.ndarray, Names]:
+    """Ids of all items one after the other, starts (items + 1,), names of the ids."""
     names = sorted({genre for item in items for genre in item.genres})
     vocabulary = {name: k for k, name in enumerate(names, start=1)}
     ids = np.array([vocabulary[g] for item in items for g in item.genres], dtype=np.int64)
     starts = np.cumsum([0, *[len(item.genres) for item in items]])
-    return ids, starts, len(names) + 1
+    return ids, starts, (UNKNOWN, *names)
 
 
 def _gather(ids: np.ndarray, starts: np.ndarray, key: np.ndarray) -> Bags:

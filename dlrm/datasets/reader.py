@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import Dataset, Ranges, Split, gather
+from dlrm.datasets.base import Dataset, Ranges, Rows, Split, load
 from dlrm.errors import InputError
 
 
@@ -34,8 +34,9 @@ class Reader:
     shuffle: bool = False
     seed: int = 0
     window: int = 1 << 17  # rows held in memory and shuffled together
+    piece: int = 1 << 12  # rows of it that are made into batches at a time
     drop_last: bool = False
-    prefetch: bool = True  # a thread makes the next window while this one is used
+    prefetch: bool = True  # a thread makes the next rows while these are used
 
     @staticmethod
     def of(dataset: Dataset, split: str, batch_size: int, **options: object) -> Reader:
@@ -56,13 +57,9 @@ class Reader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on."""
-        size = self.batch_size
-        windows = self._windows(epoch, start)
-        for rows in _ahead(windows) if self.prefetch else windows:
-            for at in range(0, len(rows), size):
-                if at + size > len(rows) and self.drop_last:
-                    return
-                yield rows.slice(at, min(at + size, len(rows)))
+        pieces = map(self._cut, self._pieces(epoch, start))
+        for batches in _ahead(pieces) if self.prefetch else pieces:
+            yield from batches
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
@@ -70,23 +67,36 @@ class Reader:
     def head(self) -> Batch:
         """The split's first rows as they lie, at most a batch of them; checked as all are."""
         size = min(self.batch_size, len(self.split))
-        return self._read(np.arange(-(-size // self.split.block)), 0, size)
+        ranges = self._ranges(np.arange(-(-size // self.split.block)), 0, size)
+        return self._checked(load(self.split, ranges), ranges)
 
-    def _windows(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The rows from batch ``start`` on, as many as are shuffled together at a time."""
+    def _pieces(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The rows from batch ``start`` on, some batches at a time: the first is soon there."""
         size = self.batch_size
-        per_window = max(1, self.window // size)  # whole batches, so that none lies in two windows
+        window = max(1, self.window // size) * size  # whole batches: none lies in two windows
+        piece = max(1, self.piece // size) * size
         order = self._block_order(epoch)
-        for number in range(start // per_window, -(-len(self) // per_window)):
-            first = number * per_window * size
-            stop = min(first + per_window * size, len(self.split))
+        for first in range(start * size // window * window, len(self.split), window):
+            stop = min(first + window, len(self.split))
             mixed = None
             if self.shuffle:
-                rng = np.random.default_rng([self.seed, epoch, 1, number])
+                rng = np.random.default_rng([self.seed, epoch, 1, first // window])
                 mixed = rng.permutation(stop - first)
-            rows = self._read(order, first, stop, mixed)
-            skip = min(max(0, start - number * per_window) * size, len(rows))
-            yield rows.slice(skip, len(rows)) if skip else rows
+                ranges = self._ranges(order, first, stop)
+                rows = load(self.split, ranges)
+            for a in range(max(first, start * size), stop, piece):
+                b = min(a + piece, stop)
+                if mixed is not None:
+                    yield self._checked(rows, ranges, mixed[a - first : b - first])
+                else:
+                    ranges = self._ranges(order, a, b)
+                    yield self._checked(load(self.split, ranges), ranges)
+
+    def _cut(self, piece: Batch) -> list[Batch]:
+        """Its batches: all at once, since cutting one after each step finds cold caches."""
+        size, rows = self.batch_size, len(piece)
+        whole = rows - rows % size if self.drop_last else rows
+        return [piece.slice(at, min(at + size, whole)) for at in range(0, whole, size)]
 
     def _block_order(self, epoch: int) -> np.ndarray:
         """The order in which whole blocks are read; a shorter last block stays last."""
@@ -97,14 +107,10 @@ class Reader:
             np.random.default_rng([self.seed, epoch, 0]).shuffle(order[:whole])
         return order
 
-    def _read(
-        self, order: np.ndarray, first: int, stop: int, mixed: np.ndarray | None = None
-    ) -> Batch:
-        """Places [first, stop) of the block order, as rows of the split, checked; ``mixed`` (K,)
-        is the order in which they are given.
-        """
+    def _ranges(self, order: np.ndarray, first: int, stop: int) -> list[tuple[int, int]]:
+        """Places [first, stop) of the block order as rows of the split."""
         block = self.split.block
-        ranges: list[tuple[int, int]] = []  # neighbouring pieces are read in one go
+        ranges: list[tuple[int, int]] = []  # neighbouring blocks are read in one go
         for place in range(first // block, -(-stop // block)):
             base = int(order[place]) * block
             a = base + max(first - place * block, 0)
@@ -112,7 +118,11 @@ class Reader:
             if ranges and ranges[-1][1] == a:
                 a, _ = ranges.pop()
             ranges.append((a, b))
-        batch = gather(self.split, ranges, mixed)
+        return ranges
+
+    def _checked(self, rows: Rows, ranges: Ranges, mixed: np.ndarray | None = None) -> Batch:
+        """The rows at ``mixed`` (K,), or all, of those that were loaded from ``ranges``."""
+        batch = rows.take(mixed)
         self._check(batch, ranges, mixed)
         return batch
 
@@ -142,10 +152,10 @@ def limited(batches: int, limit: int) -> int:
     return min(batches, limit) if limit else batches
 
 
-def _ahead(windows: Iterator[Batch]) -> Iterator[Batch]:
+def _ahead(pieces: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
     """The same, each made by a thread while the one before is used."""
     with ThreadPoolExecutor(1, "dlrm-reader") as pool:
-        coming = pool.submit(next, windows, None)
-        while (rows := coming.result()) is not None:
-            coming = pool.submit(next, windows, None)
-            yield rows
+        coming = pool.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = pool.submit(next, pieces, None)
+            yield piece

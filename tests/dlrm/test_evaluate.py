@@ -76,6 +76,14 @@ def test_slices_of_bags_overlap_and_empty_bags_are_one():
     assert found["t"]["id 5"].auc == 1.0 and found["x"]["1"].rows == 4
 
 
+def test_slices_are_called_by_what_ids_stand_for():
+    data = Dataset("d", (), ("t",), (3,), {}, "0", id_names={"t": ("(unknown)", "Drama", "War")})
+    slicer = Slicer(data, ["t"])
+    slicer.update(Batch.from_bags(torch.zeros(2, 0), [[2, 1]], [2, 1, 0], [0, 1]))
+    found = slicer.result(np.array([0, 1.0]), np.array([-1, 2.0]))
+    assert {k: s.rows for k, s in found["t"].items()} == {"War": 1, "Drama": 1, "(unknown)": 1}
+
+
 def test_reliability_bins_are_equal_in_size_and_right():
     logit = np.linspace(-3, 3, 1000)
     label = (np.arange(1000) % 2).astype(float)

@@ -159,6 +159,12 @@ def test_features_of_one_row(tmp_path: Path) -> None:
     assert row["user"] == [1] and row["item"] == [7] and row["year"] == [0]
     assert len(row["genres"]) == len(item.genres) >= 1
     assert row["liked"] == [1] and row["disliked"] == [4]
+    user = read_ratings(tmp_path).users[0]
+    names = {name: [data.id_names[name][i] for i in ids] for name, ids in row.items()}
+    assert names["item"] == ["7"] and names["year"] == ["(unknown)"] and names["user"] == ["1"]
+    assert names["gender"] == [user.gender] and sorted(item.genres) == names["genres"]
+    low, _, high = names["age"][0].partition(" to ")
+    assert int(low.split()[0]) <= user.age <= int(high or 200)
     last = dict(zip(data.table_names, bags(data, read_all(data), 19), strict=True))
     assert last["item"] == [0], "item 20 is not in the training part"
     assert last["user"] == [2]

@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 from dlrm.batch import Batch
-from dlrm.datasets.base import gather
+from dlrm.datasets.base import load
 from dlrm.datasets.criteo import chunk, prepare
 from dlrm.datasets.criteo.encode import encode_file, encode_lines
 from dlrm.datasets.criteo.format import CriteoSettings
@@ -236,7 +236,7 @@ def test_gathered_rows_are_those_read_in_another_order(raw: Path, tmp_path: Path
     split = load_criteo(tmp_path / "out").splits["train"]
     ranges, order = [(40, 90), (0, 7), (100, 101)], np.random.default_rng(0).permutation(58)[:50]
     want = Batch.concat([split.read(a, b) for a, b in ranges]).take(order)
-    found = gather(split, ranges, order)
+    found = load(split, ranges).take(order)
     for name in ("dense", "ids", "offsets", "label"):
         assert getattr(found, name).equal(getattr(want, name))
 

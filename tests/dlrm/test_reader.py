@@ -52,12 +52,15 @@ def order(batches: object) -> list[int]:
     block=st.integers(1, 40),
     batch=st.integers(1, 50),
     window=st.integers(1, 200),
+    piece=st.integers(1, 200),
     epoch=st.integers(0, 3),
     data=st.data(),
 )
-def test_every_row_once_and_resumable(size, block, batch, window, epoch, data):
-    r = reader(size, block, batch, shuffle=True, window=window, seed=5, prefetch=False)
+def test_every_row_once_and_resumable(size, block, batch, window, piece, epoch, data):
+    how = {"shuffle": True, "window": window, "seed": 5, "prefetch": False}
+    r = reader(size, block, batch, piece=piece, **how)
     whole = list(r.epoch(epoch))
+    assert order(whole) == order(reader(size, block, batch, **how).epoch(epoch))
     assert sorted(order(whole)) == list(range(size))
     assert len(whole) == len(r)
     assert all(len(b) == batch for b in whole[:-1])

@@ -26,6 +26,20 @@ from dlrm.errors import InputError
 BLOCK_ROWS = 256  # 40 KB: one cheap read
 
 
+@dataclass(frozen=True)
+class Records:
+    """Rows in memory as they lie in the file."""
+
+    records: NDArray[Any]  # (rows,) of `format.RECORD`
+
+    def take(self, index: NDArray[np.int64] | None) -> Batch:
+        """As `dlrm.datasets.base.Rows`."""
+        records = self.records if index is None else self.records[index]
+        return Batch.one_hot(
+            np.ascontiguousarray(records["dense"]), records["ids"], records["label"]
+        )
+
+
 @dataclass
 class CriteoSplit:
     """Rows [start, stop) of ``rows.bin``: train, val or test."""
@@ -49,20 +63,16 @@ class CriteoSplit:
 
     def read(self, start: int, stop: int) -> Batch:
         """Rows [start, stop) of this part. Raises InputError if the file was cut short."""
-        return self.gather([(start, stop)], None)
+        return self.load([(start, stop)]).take(None)
 
-    def gather(self, ranges: Ranges, order: NDArray[np.int64] | None) -> Batch:
-        """As `dlrm.datasets.base.gather`: records are moved as a whole, and then taken apart."""
+    def load(self, ranges: Ranges) -> Records:
+        """As `dlrm.datasets.base.load`: records are moved as a whole, and then taken apart."""
         records = np.empty(sum(stop - start for start, stop in ranges), RECORD)
         at = 0
         for start, stop in ranges:
             self._read_into(records[at : at + stop - start], start, stop)
             at += stop - start
-        if order is not None:
-            records = records[order]
-        return Batch.one_hot(
-            np.ascontiguousarray(records["dense"]), records["ids"], records["label"]
-        )
+        return Records(records)
 
     def _read_into(self, records: NDArray[Any], start: int, stop: int) -> None:
         """One positioned read rather than an access to the map: a page of a map that is gone kills

@@ -28,6 +28,16 @@ template <class T> void fill(Exact<T>& to, bool wild) {
     set(to[i], wild && draw() % 9 == 0 ? odd[draw() % 6] : number());
 }
 
+// A line to hold against another machine's: a sum that any wrong number changes, and its size.
+template <class T> void tell(Exact<T>& values) {
+  double sum = 0, size = 0;
+  for (int64_t i = 0; i < values.size; i++) {
+    float x = to_float(values[i]);
+    sum += x * (1 + i % 7 * 0.25), size += std::fabs(x);
+  }
+  std::printf("%lld %.9g %.9g\n", (long long)values.size, sum, size);
+}
+
 static void check(bool good, const char* what) {
   if (good) return;
   std::fprintf(stderr, "wrong: %s\n", what);

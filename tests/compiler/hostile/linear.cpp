@@ -14,13 +14,16 @@ static void run(void (*packing)(const T*, Int, Int, Int, Int, T*, Int),
         fill(x, batch == 7), fill(w, false), fill(bias, false), fill(g, batch == 7);
         Int activation = draw() % 4;
         packing(w.get(), inputs, 1, outputs, inputs, packed.get(), 2);
-        for (Int row : {(Int)0, inputs})
+        for (Int row : {(Int)0, inputs}) {
           product(x.get(), inputs, batch, row ? w.get() : packed.get(), row, inputs, outputs,
                   y.get(), outputs, bias.get(), nullptr, 0, activation, 2);
+          if (batch != 7) tell(y);
+        }
         product(x.get(), inputs, batch, packed.get(), 0, inputs, outputs, y.get(), outputs, nullptr,
                 g.get(), outputs, RELU, 3);
         gradient(g.get(), outputs, x.get(), inputs, batch, outputs, inputs, gw.get(), inputs,
                  gb.get(), 2);
+        if (batch != 7) tell(y), tell(gw), tell(gb);
       }
 }
 
