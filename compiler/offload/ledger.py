@@ -18,7 +18,7 @@ from torch import Tensor
 
 from compiler.offload.plan import DoesNotFit
 from compiler.offload.sizes import SHARE, free_memory, show_bytes
-from compiler.runtime.offload import FOLDER, Disk, Pinned, Tier
+from compiler.runtime.offload import FOLDER, CudaCopies, Disk, Pinned, Tier
 
 
 class Held:
@@ -227,7 +227,8 @@ def open_ledger(budget: int, device: torch.device, folder: str | None = None) ->
     """A ledger over the next slower memory of a device; budget 0: a share of what is free."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        return Ledger(budget or max(1, int(SHARE * free)), Pinned(device))
+        tier = Pinned(CudaCopies(device), int(SHARE * free_memory()), Disk(folder))
+        return Ledger(budget or max(1, int(SHARE * free)), tier)
     return Ledger(budget or max(1, int(SHARE * free_memory())), Disk(folder))
 
 

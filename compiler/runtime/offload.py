@@ -2,7 +2,9 @@
 
 A ``Tier`` has two threads, so that a write and a read go on beside compute: Python's I/O calls and
 copies let go of the interpreter. ``Disk`` is a file without a name, so that nothing is left of it
-however the process ends. ``Pinned`` is page-locked host memory for tensors of a GPU.
+however the process ends; it is written through the system's cache of files, which here is faster
+than O_DIRECT once the file has its blocks, and whose pages the system takes back when it needs
+them. ``Pinned`` is page-locked host memory for tensors of a GPU, with the disk below it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import ctypes
 import os
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,6 +83,12 @@ class Disk:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         place = Path(folder or os.environ.get(FOLDER) or tempfile.gettempdir())
+        if is_memory(place):
+            warnings.warn(
+                f"{place} lies in memory (tmpfs), so what waits there saves none: name a folder on "
+                f"a disk by {FOLDER}",
+                stacklevel=2,
+            )
         self.file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115
         self.fd = self.file.fileno()
         self.end = 0
@@ -132,59 +141,128 @@ class Disk:
         self.file.close()
 
 
-class Pinned:
-    """Page-locked host memory, copied to and from on streams of their own.
+class Copies(Protocol):
+    """Copies between a device and host memory: all that ``Pinned`` asks of a device."""
 
-    A transfer waits for what the current stream has been given so far, and compute for the
-    transfer, on the GPU: neither makes the host wait.
+    def host(self, size: int) -> Tensor:
+        """A flat u8 tensor in host memory that the device copies to and from directly."""
+        ...
+
+    def device(self, size: int) -> Tensor:
+        """The same in the device's memory."""
+        ...
+
+    def start(self, to: Tensor, source: Tensor) -> Callable[[], None]:
+        """Start a copy beside compute; the result waits for its end."""
+        ...
+
+
+class CudaCopies:
+    """On streams of their own, one each way. A copy waits, on the GPU, for what compute has been
+    given before it; neither makes the host wait.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.out, self.back = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self.buffers: list[Tensor | None] = []
-        self.unused: dict[int, list[Tensor]] = defaultdict(list)
-        self.written, self.got = _Meter(), _Meter()
-        self.waiter = ThreadPoolExecutor(2, "dlrm-offload-pinned")
+        self.on = device
+        self.streams = {True: torch.cuda.Stream(device), False: torch.cuda.Stream(device)}
 
-    def write(self, source: Tensor) -> tuple[int, Future[None]]:
-        size = source.numel()
-        spare = self.unused[size]
-        buffer = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        self.buffers.append(buffer)
-        return len(self.buffers) - 1, self._copy(self.out, buffer, source, self.written)
+    def host(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def read(self, place: int, target: Tensor) -> Future[None]:
-        buffer = self.buffers[place]
-        assert buffer is not None
-        return self._copy(self.back, target, buffer, self.got)
+    def device(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.on)
 
-    def _copy(
-        self, stream: torch.cuda.Stream, to: Tensor, source: Tensor, meter: _Meter
-    ) -> Future[None]:
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+    def start(self, to: Tensor, source: Tensor) -> Callable[[], None]:
+        stream = self.streams[to.is_cuda]
+        stream.wait_stream(torch.cuda.current_stream(self.on))
         done = torch.cuda.Event()
         with torch.cuda.stream(stream):
             to.copy_(source, non_blocking=True)
             done.record(stream)
-        return self.waiter.submit(meter.timed, to.numel(), done.synchronize)
+        return done.synchronize
+
+
+class Pinned:
+    """Page-locked host memory up to ``limit`` bytes, and below it another tier for the rest.
+
+    What goes further down stays in a host buffer only while it is moved.
+    """
+
+    def __init__(self, copies: Copies, limit: int, below: Tier) -> None:
+        self.copies, self.limit, self.below = copies, limit, below
+        self.used = 0
+        self.homes: dict[int, Tensor | int] = {}  # by place: a buffer, or a place in ``below``
+        self.count = 0
+        self.unused: dict[int, list[Tensor]] = defaultdict(list)
+        self.lock = Lock()
+        self.written, self.got = _Meter(), _Meter()
+        self.writer = ThreadPoolExecutor(1, "dlrm-offload-down")
+        self.reader = ThreadPoolExecutor(1, "dlrm-offload-up")
+
+    def write(self, source: Tensor) -> tuple[int, Future[None]]:
+        size, buffer = source.numel(), self._buffer(source.numel())
+        with self.lock:
+            place, self.count = self.count, self.count + 1
+            stays = self.used + size <= self.limit
+            self.used += size if stays else 0
+        wait = self.copies.start(buffer, source)
+
+        def move() -> None:
+            wait()
+            if stays:
+                self.homes[place] = buffer
+                return
+            lower, done = self.below.write(buffer)
+            done.result()
+            self.homes[place] = lower
+            self._spare(buffer)
+
+        return place, self.writer.submit(self.written.timed, size, move)
+
+    def read(self, place: int, target: Tensor) -> Future[None]:
+        home = self.homes[place]
+        if isinstance(home, Tensor):
+            wait = self.copies.start(target, home)
+            return self.reader.submit(self.got.timed, target.numel(), wait)
+        buffer = self._buffer(target.numel())
+
+        def move() -> None:
+            self.below.read(home, buffer).result()
+            self.copies.start(target, buffer)()
+            self._spare(buffer)
+
+        return self.reader.submit(self.got.timed, target.numel(), move)
 
     def blank(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self.copies.device(size)
 
     def free(self, place: int, size: int) -> None:
-        buffer, self.buffers[place] = self.buffers[place], None
-        if buffer is not None:
-            self.unused[size].append(buffer)
+        home = self.homes.pop(place)
+        if isinstance(home, Tensor):
+            self._spare(home)
+            with self.lock:
+                self.used -= size
+        else:
+            self.below.free(home, size)
 
     def rates(self) -> tuple[float, float]:
         return self.written.rate(), self.got.rate()
 
     def close(self) -> None:
-        """Give the memory back."""
-        self.waiter.shutdown(wait=True)
-        self.buffers.clear()
+        self.writer.shutdown(wait=True)
+        self.reader.shutdown(wait=True)
+        self.homes.clear()
         self.unused.clear()
+        self.below.close()
+
+    def _buffer(self, size: int) -> Tensor:
+        with self.lock:
+            spare = self.unused[size]
+            return spare.pop() if spare else self.copies.host(size)
+
+    def _spare(self, buffer: Tensor) -> None:
+        with self.lock:
+            self.unused[buffer.numel()].append(buffer)
 
 
 def _memory(tensor: Tensor) -> memoryview:
@@ -204,4 +282,4 @@ def is_memory(folder: Path) -> bool:
     return bool(inside) and max(inside, key=lambda m: len(m[0]))[1] in ("tmpfs", "ramfs")
 
 
-__all__ = ["Disk", "Pinned", "Tier", "is_memory"]
+__all__ = ["CudaCopies", "Disk", "Pinned", "Tier", "is_memory"]
