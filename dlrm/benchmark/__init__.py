@@ -88,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     budget.add_argument("--width", type=int, default=1024, help="of each (1024)")
     budget.add_argument("--batch", type=int, default=2048, help="samples (2048)")
     budget.add_argument("--budget", default="", help="as 64MiB (12%% of what eager keeps)")
+    budget.add_argument("--ways", default="", help='some of them, as "offload all,compiled" (all)')
     budget.add_argument("--rounds", type=int, default=5, help="turns of each way (5)")
     budget.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
     disk = commands.add_parser("disk", parents=[shared], help="tables on disk")

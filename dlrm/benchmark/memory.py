@@ -56,6 +56,7 @@ class Settings:
     rounds: int = 5
     budget: int = 0  # bytes; 0: ``SHARE`` of what eager saves
     threads: int = 0
+    ways: tuple[str, ...] = ()  # some of them; eager is always one
 
     def shape(self) -> Shape:
         """The deep DLRM as a shape to draw batches for."""
@@ -68,10 +69,14 @@ class Settings:
 def ways(settings: Settings) -> list[str]:
     """Who is measured; checkpointing in several numbers of segments, the best of which counts."""
     root = max(2, round(settings.layers**0.5))
-    return [
+    every = [
         "eager", *(f"checkpoint {n}" for n in dict.fromkeys((2, root, 2 * root))),
         *(f"offload {p}" for p in POLICIES), "compiled", *(f"compiled {p}" for p in POLICIES),
     ]  # fmt: skip
+    for name in settings.ways:
+        if name not in every:
+            raise InputError(f"--ways: {name!r} is none of {', '.join(every)}")
+    return [w for w in every if not settings.ways or w in ("eager", *settings.ways)]
 
 
 class Way:
@@ -243,11 +248,13 @@ def _time(rows: dict[str, Row], settings: Settings, budget: int) -> None:
             p.detach().numpy().tobytes() for p in way.model.parameters()
         ]
         contestants.append(Contestant(name, "", lambda b: b, way.step))
+    budgeted = [name for name in digests if name.startswith("compiled ")]
     for name, row in rows.items():
-        if name in digests:
+        if name in digests and name != "compiled":
             # a budget makes compiled chains of layers shorter: so they are compared with their own
-            like = "eager" if not name.startswith("compiled") else f"compiled {POLICIES[0]}"
-            row.same_bits = digests[name] == digests.get(like) if name != "compiled" else None
+            row.same_bits = (
+                digests[name] == digests[(budgeted if name in budgeted else ["eager"])[0]]
+            )
     race(contestants, draw, settings.rounds)
     for one in contestants:
         rows[one.group].seconds = one.seconds
@@ -257,7 +264,9 @@ def table(rows: dict[str, Row], eager: int) -> str:
     """The figures in lines. ``saved`` of those without a ledger is not known, and not shown."""
     base = {
         "eager": statistics.median(rows["eager"].seconds),
-        "compiled": statistics.median(rows["compiled"].seconds or [float("nan")]),
+        "compiled": statistics.median(
+            rows["compiled"].seconds if "compiled" in rows else [float("nan")]
+        ),
     }
     step = rows["eager"].memory.get("step", 0)
     lines = [
@@ -287,15 +296,16 @@ def settings_of(options: Any) -> Settings:
         budget = parse_bytes(options.budget) if options.budget else 0
     except ValueError as error:
         raise InputError(f"--budget: {error}") from None
+    ways = tuple(w for w in map(str.strip, options.ways.split(",")) if w)
     return Settings(
-        options.layers, options.width, options.batch, options.rounds, budget, options.threads
+        options.layers, options.width, options.batch, options.rounds, budget, options.threads, ways
     )
 
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     asked = given.pop("name")
-    made = Settings(**given)
+    made = Settings(**{**given, "ways": tuple(given["ways"])})
     if made.threads:
         torch.set_num_threads(made.threads)
     print(json.dumps(measure(asked, made, made.budget)))

@@ -117,7 +117,7 @@ class DiskTables:
                 for piece in window.drawn():
                     records = np.zeros((len(piece), layout.floats), np.float32)
                     records[:, : layout.dim] = piece.numpy()
-                    file.write(records.tobytes())
+                    file.write(records.data)
         Store.finish(folder, self.layouts)
         self.open(folder)
         assert self.store is not None

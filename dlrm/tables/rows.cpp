@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -67,7 +68,10 @@ static int read_all(std::vector<Piece>& pieces) {
   };
   std::vector<std::thread> threads;
   const size_t count = std::min<size_t>(READERS, (slow.size() + 7) / 8);
-  for (size_t k = 1; k < count; k++) threads.emplace_back(work);
+  try {
+    for (size_t k = 1; k < count; k++) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+  }  // no more threads to be had: those that there are do it
   work();
   for (std::thread& t : threads) t.join();
   return error;

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dlrm.embeddings import PlainRows
 
-CHUNK = 1 << 20  # numbers drawn at a time
+CHUNK = 1 << 18  # numbers drawn at a time
 
 
 class DiskRows(PlainRows):
