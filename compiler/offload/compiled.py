@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from compiler.offload.eager import AHEAD, SMALL
+from compiler.offload.eager import AHEAD
 from compiler.offload.learn import Learner, Seen
 from compiler.offload.ledger import Held, Ledger, open_ledger
 from compiler.offload.sizes import parse_bytes
@@ -40,6 +40,10 @@ class Parked(Held):
         if storage.nbytes() != self.size:
             storage.resize_(self.size)
         return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (self.size,), (1,))
+
+    def whole(self) -> Tensor:
+        self.counted = False
+        return self.bytes()
 
     def blank(self, tier: Tier) -> Tensor:
         return self.bytes()
@@ -106,11 +110,9 @@ class Manager:
         self.seen.append(Seen(label, parked.size, self.now()))
         self.parked[parked.storage.cdata] = self.by_number[number] = parked
         ledger.keep(parked)
-        if parked.size >= SMALL and self.learner.goes(label):
-            parked.memory = parked.bytes()
+        parked.counted = True
+        if self.learner.goes(label, parked.size):
             ledger.send(parked)
-        else:
-            parked.counted = True
 
     def need(self, tensor: Tensor) -> None:
         """Backward is about to read it."""
@@ -122,7 +124,10 @@ class Manager:
         if parked.number < len(self.seen) and not self.seen[parked.number].needed:
             self.seen[parked.number].needed = self.now()
             self.asked.append(parked.number)
-        if parked.place is not None:
+        with ledger.lock:
+            parked.asked = True  # it is not sent out any more
+            gone = parked.place is not None
+        if gone:
             parked.done = False
             ledger.get(parked)
         self._ahead(parked.number)
@@ -147,6 +152,7 @@ class Manager:
         parked.done, parked.asked = True, False
         if parked.counted:
             parked.counted = False
+            ledger.kept.pop(parked, None)
             ledger.resident -= parked.size
         elif parked.writing is None:
             ledger._let_go(parked)

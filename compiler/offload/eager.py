@@ -23,7 +23,6 @@ from compiler.offload.ledger import Held, Ledger, open_ledger
 from compiler.offload.sizes import parse_bytes
 from compiler.offload.units import Units
 
-SMALL = 1 << 12  # bytes: what is smaller stays where it is, and counts
 AHEAD = 4  # tensors that are read ahead at most: more would hold what others need first
 
 
@@ -88,10 +87,12 @@ class Within:
 class Entry:
     """A stretch of saved memory, shared by all saved tensors that lie in it."""
 
-    __slots__ = ("held", "number", "uses", "version")
+    __slots__ = ("held", "number", "uses", "version", "watch")
 
-    def __init__(self, number: int, held: Held, version: int) -> None:
-        self.number, self.held, self.uses, self.version = number, held, 0, version
+    def __init__(self, number: int, held: Held, tensor: Tensor) -> None:
+        self.number, self.held, self.uses, self.version = number, held, 0, tensor._version
+        self.watch = tensor.detach()  # counts in-place changes of the tensor, without its memory
+        self.watch.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
 
 class Ticket:
@@ -159,9 +160,9 @@ class Step:
         self.seen.append(Seen(label, size, self.now()))
         held = Held(size, tensor)
         self.ledger.keep(held)
-        entry = self.entries[number] = Entry(number, held, tensor._version)
+        entry = self.entries[number] = Entry(number, held, tensor)
         self.left += 1
-        if size >= SMALL and self.within.learner.goes(label):
+        if self.within.learner.goes(label, size):
             self.ledger.send(held)
         return entry
 
@@ -177,9 +178,8 @@ class Step:
         if not seen.needed:
             seen.needed = self.now()
             self.asked.append(entry.number)
+        _same(entry.watch, entry.version)  # also what is out may have changed as it was written
         memory = self.ledger.get(entry.held)
-        if entry.held.original:
-            _same(memory, entry.version)
         self._ahead(entry.number)
         start = memory.storage_offset() * memory.element_size()
         made = torch.empty(0, dtype=ticket.dtype, device=memory.device)
@@ -203,6 +203,7 @@ class Step:
         """A unit computes its inside again; that of the unit before is no longer needed."""
         self.forget()
         self.inside = Held(self.within.learner.inside.get(unit, 0), torch.empty(0))
+        self.inside.asked = True  # it is counted, but there is nothing to write out
         self.ledger.keep(self.inside)
 
     def forget(self) -> None:
@@ -273,8 +274,8 @@ def _same(tensor: Tensor, version: int) -> None:
     if tensor._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {tuple(tensor.shape)} {tensor.dtype} is at version {tensor._version}, and "
-            f"was saved at version {version}"
+            f"operation: a {tensor.dtype} tensor is at version {tensor._version}, and was saved at "
+            f"version {version}"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compiler.offload.plan import POLICIES, Plan, Profile, Saved, choose
+from compiler.offload.ledger import SMALL
+from compiler.offload.plan import LARGE, POLICIES, Plan, Profile, Saved, choose
 
 Label = tuple[int, int]  # a recompute unit (eager) or a graph (compiled), and the place in it
 WARM = 1  # steps before the one that is profiled: files are laid out, caches filled
@@ -22,7 +23,7 @@ class Seen:
 
 
 class Learner:
-    """The plan of a policy. Until there is one, everything goes: so little needs least memory.
+    """The plan of a policy. Until the dynamic one has one, everything goes: that takes least memory.
 
     The plan is made from the first step after the warm ones, and again when a step saves other
     sizes than those that it was made for.
@@ -35,12 +36,17 @@ class Learner:
         self.plan: Plan | None = None
         self.steps = 0  # that ran to their end
         self.decided: frozenset[Label] = frozenset()  # what goes, by the plan
-        self.expected: tuple[Any, ...] = ()
+        self.expected: tuple[Any, ...] = ()  # what a step saved when the plan was made
+        self.shortened: tuple[Any, ...] = ()  # and what was left of it when units run again
         self.inside: dict[int, int] = {}  # bytes that a unit computes again
 
-    def goes(self, label: Label) -> bool:
+    def goes(self, label: Label, size: int) -> bool:
         """Whether a saved tensor leaves."""
-        return self.plan is None or label in self.decided
+        if size < SMALL:
+            return False
+        if self.plan is None:
+            return self.policy != "large" or size >= LARGE
+        return label in self.decided
 
     def name(self) -> str:
         """What is done at present."""
@@ -56,8 +62,12 @@ class Learner:
         if self.steps <= WARM:
             rates()  # those of the first step are not what the others will find
             return
-        # what recomputing leaves out of a step cannot be planned anew from it
-        if self.plan is not None and (sizes == self.expected or self.plan.recompute):
+        if self.plan is not None and self.plan.recompute:
+            self.shortened = self.shortened or sizes
+            if sizes != self.shortened:  # measure a whole step, then plan anew
+                self.plan, self.shortened = None, ()
+            return
+        if self.plan is not None and sizes == self.expected:
             return
         end = max(s.done for s in seen)
         saved = [

@@ -20,6 +20,8 @@ from compiler.offload.plan import DoesNotFit
 from compiler.offload.sizes import SHARE, free_memory, show_bytes
 from compiler.runtime.offload import FOLDER, CudaCopies, Disk, Pinned, Tier
 
+SMALL = 1 << 12  # bytes: what is smaller stays where it is, and counts
+
 
 class Held:
     """``size`` bytes that backward needs, resident as long as ``memory`` is there.
@@ -28,17 +30,21 @@ class Held:
     """
 
     __slots__ = (
-        *("asked", "done", "memory", "original", "place", "reading", "size", "writing"),
+        *("asked", "done", "memory", "place", "reading", "size", "writing"),
         "__weakref__",
     )
 
     def __init__(self, size: int, memory: Tensor | None) -> None:
         self.size, self.memory = size, memory
-        self.original = True  # whether memory is still what was saved
         self.place: int | None = None  # in the slower memory
         self.writing: Future[None] | None = None
         self.reading: Future[None] | None = None
         self.asked = self.done = False  # whether backward has asked for it; has let go of it
+
+    def whole(self) -> Tensor:
+        """The memory to write out."""
+        assert self.memory is not None
+        return self.memory
 
     def blank(self, tier: Tier) -> Tensor:
         """Memory to read it back into."""
@@ -69,6 +75,7 @@ class Ledger:
         self.lock = RLock()
         self.resident = self.peak = 0
         self.waited = 0.0  # seconds that compute has waited for transfers
+        self.kept: dict[Held, None] = {}  # resident and not stored, oldest first
         self.out: dict[Held, None] = {}  # writes under way, oldest first
         self.spare: dict[Held, None] = {}  # resident and stored: may go at need, oldest first
 
@@ -79,12 +86,14 @@ class Ledger:
         self.room(held.size)
         with self.lock:
             self._count(held.size)
+            self.kept[held] = None
 
     def send(self, held: Held) -> None:
         """Start to write it out; when that is done its memory is let go of."""
-        assert held.memory is not None
         with self.lock:
+            held.memory = held.whole()
             held.place, held.writing = self.tier.write(flat(held.memory, held.size))
+            self.kept.pop(held, None)
             self.out[held] = None
         future = held.writing
         future.add_done_callback(lambda _: self._written(held, future))
@@ -142,6 +151,11 @@ class Ledger:
                 self._make_room(size)
                 if self.resident + size <= self.budget:
                     return
+                if not self.out:  # what the plan would keep has to go
+                    idle = next((h for h in self.kept if not h.asked and h.size >= SMALL), None)
+                    if idle is not None:
+                        self.send(idle)
+                        continue
                 leaving = next(iter(self.out), None)
                 future = leaving.writing if leaving is not None else None
                 resident = self.resident
@@ -182,7 +196,7 @@ class Ledger:
     def _read(self, held: Held) -> None:
         assert held.place is not None
         self._count(held.size)
-        held.memory, held.original = held.blank(self.tier), False
+        held.memory = held.blank(self.tier)
         held.reading = self.tier.read(held.place, held.memory)
         self.spare[held] = None
 
@@ -191,8 +205,8 @@ class Ledger:
         self.peak = max(self.peak, self.resident)
 
     def _let_go(self, held: Held) -> None:
-        self.spare.pop(held, None)
-        self.out.pop(held, None)
+        for group in (self.kept, self.out, self.spare):
+            group.pop(held, None)
         if held.memory is not None:
             held.drop()
             self.resident -= held.size
@@ -232,4 +246,4 @@ def open_ledger(budget: int, device: torch.device, folder: str | None = None) ->
     return Ledger(budget or max(1, int(SHARE * free_memory())), Disk(folder))
 
 
-__all__ = ["Held", "Ledger", "flat", "open_ledger"]
+__all__ = ["SMALL", "Held", "Ledger", "flat", "open_ledger"]

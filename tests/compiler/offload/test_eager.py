@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 
 import pytest
 import torch
@@ -133,10 +134,12 @@ def test_a_forward_pass_without_backward_is_forgotten():
 def test_in_place_changes_are_found_as_pytorch_finds_them():
     weight = nn.Parameter(torch.ones(WIDTH))
     within = Within(lambda x: (x * weight).exp(), 10**9, "large")
-    y = within(torch.randn(BATCH, WIDTH))
-    y.add_(1)  # exp needs its result
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+    for seconds in (0, 0.2):  # before it is written out, perhaps, and after
+        y = within(torch.randn(BATCH, WIDTH))
+        time.sleep(seconds)
+        y.add_(1)  # exp needs its result
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
     y = within(torch.randn(BATCH, WIDTH))
     with torch.no_grad():
         weight.mul_(2)
@@ -195,3 +198,17 @@ def test_auto_takes_a_share_of_what_is_free():
     within = Within(model)
     step(within, model)
     assert within.ledger.budget > 2**26
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_larger_batch_than_planned_for_still_fits(slow, monkeypatch):
+    if slow:  # so that parts are computed again
+        monkeypatch.setattr(Disk, "rates", lambda self: (1e3, 1e3))
+    model = deep(16)
+    within = Within(model, 12 * LAYER)
+    for _ in range(3):
+        within(torch.randn(BATCH // 2, WIDTH)).sum().backward()
+    assert bool(within.learner.plan.recompute) == slow or within.learner.plan.name == "keep"
+    for seed in range(4):
+        assert same(step(within, model, seed), step(model, model, seed))
+        assert within.ledger.peak <= 12 * LAYER
