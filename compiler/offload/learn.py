@@ -23,7 +23,7 @@ class Seen:
 
 
 class Learner:
-    """The plan of a policy. Until the dynamic one has one, everything goes: that takes least memory.
+    """The plan of a policy. Until the dynamic one has one, everything goes: that needs least.
 
     The plan is made from the first step after the warm ones, and again when a step saves other
     sizes than those that it was made for.

@@ -200,6 +200,7 @@ def compare(settings: Settings) -> dict[str, Any]:
         raise InputError("memory is measured on Linux only, with a writable /proc/self/clear_refs")
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    rows = {name: Row(name) for name in ways(settings)}
     eager = saved_by_eager(settings)
     budget = settings.budget or int(SHARE * eager)
     print(
@@ -208,7 +209,6 @@ def compare(settings: Settings) -> dict[str, Any]:
         f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-    rows = {name: Row(name) for name in ways(settings)}
     for name, row in rows.items():
         try:
             row.memory = ask(name, settings, budget)
