@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils.weak import WeakIdKeyDictionary
 
+from compiler.kernels import cpp
 from compiler.kernels.bags import Bags
-from compiler.kernels.embedding_bag import pool_into, weight_gradients
-from compiler.kernels.row_update import sparse_gradients
+from compiler.kernels.triton import require
 
 # tables whose gradient an optimizer takes as lookups: see take_lookups
 _takers: Any = WeakIdKeyDictionary()
@@ -48,6 +48,7 @@ class Lookup:
     include_last_offset: bool
     names: tuple[str, ...]
     sparse: tuple[bool, ...] = ()  # which tables ask for sparse gradients
+    target: str = "cpp"  # whose kernels: cpp or triton
 
     def bags(
         self, ids: Sequence[Tensor], offsets: Sequence[Tensor] | None,
@@ -61,25 +62,35 @@ class Lookup:
         )
 
 
+def kernels_of(target: str) -> Any:
+    """The functions that run the kernels: for the CPU, or with the same names for a GPU."""
+    if target == "cpp":
+        return cpp
+    require()
+    from compiler.kernels.triton import faces
+
+    return faces
+
+
 class _Pooled(torch.autograd.Function):
     """F tables of one width to (B, F, d)."""
 
     @staticmethod
     def forward(ctx: Any, lookup: Lookup, bags: Bags, count: int, *parts: Tensor) -> Tensor:
         tables = parts[:count]
-        out = torch.empty(bags.batch(0), count, tables[0].shape[1], dtype=tables[0].dtype)
+        out = tables[0].new_empty(bags.batch(0), count, tables[0].shape[1])
         argmax = None
         if "max" in lookup.modes:
-            argmax = [torch.empty(bags.batch(f), t.shape[1], dtype=torch.int32)
+            argmax = [t.new_empty(bags.batch(f), t.shape[1], dtype=torch.int32)
                       for f, t in enumerate(tables)]  # fmt: skip
-        pool_into(out, tables, bags, argmax)
+        kernels_of(lookup.target).pool_into(out, tables, bags, argmax)
         ctx.lookup, ctx.bags, ctx.argmax, ctx.tables = lookup, bags, argmax, tables
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        tables, bags = ctx.tables, ctx.bags
+        tables, bags, kernels = ctx.tables, ctx.bags, kernels_of(ctx.lookup.target)
         if grad.stride(-1) != 1:
             grad = grad.contiguous()
         wanted = ctx.needs_input_grad[3 : 3 + len(tables)]
@@ -90,18 +101,21 @@ class _Pooled(torch.autograd.Function):
             # an empty gradient stands for the lookups, so that zeroing the gradients is seen
             nothing = tables[0].new_empty(0, tables[0].shape[1])
             found[0] = torch.sparse_coo_tensor(
-                torch.empty(1, 0, dtype=torch.int64), nothing, tables[0].shape,
+                nothing.new_empty(1, 0, dtype=torch.int64), nothing, tables[0].shape,
                 check_invariants=False,
             )  # fmt: skip
         elif any(wanted):
-            made = sparse_gradients([t.shape[0] for t in tables], bags, grad, ctx.argmax)
+            rows = [t.shape[0] for t in tables]
+            dense = not any(ctx.lookup.sparse) and ctx.lookup.target == "triton"
+            make = kernels.dense_gradients if dense else kernels.sparse_gradients
+            made = make(rows, bags, grad, ctx.argmax)
             for f, (table, want) in enumerate(zip(tables, wanted, strict=True)):
                 if want:
                     one = made[f].to(table.dtype)
-                    found[f] = one if ctx.lookup.sparse[f] else one.to_dense()
+                    found[f] = one if ctx.lookup.sparse[f] or dense else one.to_dense()
         scales = ctx.needs_input_grad[3 + len(tables) :]
         if any(scales):
-            return (None, None, None, *found, *weight_gradients(tables, bags, grad))
+            return (None, None, None, *found, *kernels.weight_gradients(tables, bags, grad))
         return (None, None, None, *found, *[None] * len(scales))
 
 

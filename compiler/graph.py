@@ -21,12 +21,17 @@ from compiler.ir import (
     loops,
 )
 
+CPU = torch.device("cpu")
+
 
 @dataclass(eq=False)
 class KernelOp:
     """A call of a hand-written kernel.
 
-    ``emit(code, problem)`` appends the C++ of the call; ``kernels`` are the entry points it uses.
+    ``emit(code, problem)`` appends the call, in C++, or in Python for Triton; ``kernels`` are the
+    entry points it uses. ``by_address``: it finds its tensors through an array of addresses in the
+    device's memory, which a captured CUDA graph goes on reading: they must stay where they are, or
+    be copied to where they were.
     """
 
     name: str
@@ -35,6 +40,7 @@ class KernelOp:
     kernels: list[str]
     emit: Callable[[Any, int], None]
     note: str = ""
+    by_address: bool = False
 
     def reads(self) -> list[Buffer]:
         """The buffers that it reads."""
@@ -89,8 +95,11 @@ class Graph:
     ops: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)  # op: why
+    target: str = "cpp"  # or triton
+    device: torch.device = CPU
     inlining: bool = True
     autotune: bool = False
+    checksums: bool = False  # whether kernels verify their results
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm
     effects: bool = False  # whether there are operations with effects
     frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward

@@ -93,7 +93,7 @@ class Number(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Cast(Expr):
-    """A value converted to another type; to bfloat16: rounded to it, but held as f32."""
+    """A value converted to another type; to bf16 or f16: rounded to it, but held as f32."""
 
     value: Expr
     dtype: torch.dtype

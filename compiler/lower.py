@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from compiler import compat
+from compiler.codegen.triton_expressions import TYPES as TRITON_TYPES
+from compiler.codegen.triton_expressions import computes
 from compiler.codegen.types import CTYPES
 from compiler.graph import FallbackOp, Graph, size, sizes
 from compiler.ir import Buffer, Layout, Load, Op, Sizes, Value, loops, same, walk
@@ -24,6 +27,7 @@ aten = torch.ops.aten
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # sizes, and what is computed from them
 Lower = Callable[..., Any]
 LOWERINGS: dict[Any, Lower] = {}
+FOR_TRITON: dict[Any, Lower] = {}  # come before those
 
 MOST_LOADS, MOST_NODES = 24, 96  # of one expression
 COSTLY = {
@@ -32,12 +36,15 @@ COSTLY = {
 }
 
 
-def lowers(*targets: Any) -> Callable[[Lower], Lower]:
-    """Register a function ``(graph, node, *args, **kwargs)`` as the lowering of operations."""
+def lowers(*targets: Any, triton: bool = False) -> Callable[[Lower], Lower]:
+    """Register a function ``(graph, node, *args, **kwargs)`` as the lowering of operations.
+
+    ``triton``: for that target alone, where it comes before the one for all.
+    """
 
     def register(function: Lower) -> Lower:
         for target in targets:
-            LOWERINGS[target] = function
+            (FOR_TRITON if triton else LOWERINGS)[target] = function
         return function
 
     return register
@@ -49,17 +56,25 @@ def lower(
     frozen: Sequence[int] = (),
     autotune: bool = False,
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm,
+    target: str = "",
+    checksums: bool = False,
 ) -> Graph:
     """The graph's operations in the loop IR.
 
     ``inlining=False`` stores every intermediate. ``frozen`` are inputs, by number, whose values may
     be taken once for all: what depends on them alone is computed at the first call only.
     ``autotune`` lets matrix products be measured, ours against PyTorch's. ``branch`` compiles the
-    graphs inside control flow.
+    graphs inside control flow. ``target`` is cpp or triton, or that of the tensors' device.
+    ``checksums`` has the C++ kernels verify their results.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
-    graph = Graph(inlining=inlining, autotune=autotune, branch=branch)
+    device = device_of(gm)
+    target = target or ("triton" if device.type == "cuda" else "cpp")
+    if target == "cpp" and device.type != "cpu":
+        raise ValueError(f"target='cpp' is for tensors on the CPU, and there are some on {device}")
+    graph = Graph(target=target, device=device, inlining=inlining, autotune=autotune, branch=branch)
+    graph.checksums = checksums and target == "cpp"
     graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []
@@ -73,12 +88,21 @@ def lower(
         elif node.op == "output":
             _finish(graph, node, env, copies)
         elif node.target is aten.copy_.default:  # AOTAutograd puts these last
-            target, source = env[node.args[0]], env[node.args[1]]
-            copies.append((target.layout, _alike(source, target)))
-            env[node] = target
+            changed, source = env[node.args[0]], env[node.args[1]]
+            copies.append((changed.layout, _alike(source, changed)))
+            env[node] = changed
         else:
             env[node] = _call(graph, node, env)
     return graph
+
+
+def device_of(gm: fx.GraphModule) -> torch.device:
+    """Where a graph's tensors are: on a GPU if there is one among them, else on the CPU."""
+    for node in gm.graph.nodes:
+        for found in tree_leaves(node.meta.get("val")):
+            if isinstance(found, torch.Tensor) and found.device.type == "cuda":
+                return found.device
+    return torch.device("cpu")
 
 
 def _input(graph: Graph, node: fx.Node) -> Any:
@@ -116,8 +140,12 @@ def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         return args[0][args[1]]
     lowering = LOWERINGS.get(node.target)
     result: Any = NotImplemented
-    if lowering is not None and supported(node):
+    if graph.target == "triton":
+        lowering = FOR_TRITON.get(node.target, lowering)
+    if lowering is not None and supported(node, graph):
         result = lowering(graph, node, *args, **kwargs)
+        if graph.target == "triton" and not all(map(computes, _uncomputed(result))):
+            result = NotImplemented
     if result is NotImplemented:
         why = "no lowering" if lowering is None else "not for these types or arguments"
         return fallback(graph, node, args, kwargs, why)
@@ -126,8 +154,14 @@ def _call(graph: Graph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     return result
 
 
-def supported(node: fx.Node) -> bool:
-    """Dense CPU tensors of types that the generated code knows."""
+def _uncomputed(result: Any) -> list[Value]:
+    results = result if isinstance(result, list | tuple) else [result]
+    return [v for v in results if isinstance(v, Value) and v.layout is None]
+
+
+def supported(node: fx.Node, graph: Graph) -> bool:
+    """Dense tensors on the graph's device, of types that the generated code knows."""
+    types: Any = CTYPES if graph.target == "cpp" else TRITON_TYPES
 
     def good(found: Any) -> bool:
         if isinstance(found, list | tuple):
@@ -136,8 +170,8 @@ def supported(node: fx.Node) -> bool:
             return True
         return (
             found.layout == torch.strided
-            and found.device.type == "cpu"
-            and found.dtype in CTYPES
+            and found.device == graph.device
+            and found.dtype in types
             and not found.is_quantized
             and not found.is_conj()
             and not found.is_neg()

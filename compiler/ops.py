@@ -6,7 +6,7 @@ Each works eagerly too, by the kernel's Python face, and has its backward as an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from compiler.bags import Lookup
 from compiler.kernels import embedding_bag as bag_kernel
 from compiler.kernels import interaction as interaction_kernel
 from compiler.kernels import mlp as mlp_kernel
+from compiler.kernels.triton import require
 
 # MLP: linear layers with a bias and an activation each
 
@@ -84,7 +85,8 @@ def _mlp_gradient(ctx: Any, grads: list[Tensor | None]) -> Any:
 
 
 mlp.register_autograd(_mlp_gradient, setup_context=_mlp_setup)
-mlp.register_autocast("cpu", torch.bfloat16)
+for _device in ("cpu", "cuda"):
+    mlp.register_autocast(_device, torch.bfloat16)
 
 
 def _layers(
@@ -164,7 +166,8 @@ def _interaction_gradient(ctx: Any, g: Tensor) -> Any:
 
 
 interaction.register_autograd(_interaction_gradient, setup_context=_interaction_setup)
-interaction.register_autocast("cpu", torch.bfloat16)
+for _device in ("cpu", "cuda"):
+    interaction.register_autocast(_device, torch.bfloat16)
 
 
 def _stacked(features: Sequence[Tensor]) -> Tensor:
@@ -199,5 +202,24 @@ def _(
     batch = offsets[0].shape[0] - include_last_offset if offsets else ids[0].shape[0]
     return tables[0].new_empty(batch, len(tables), tables[0].shape[1])
 
+
+# On a GPU: the Triton kernels. Triton is imported when one of them is called.
+
+
+def _on_gpu(name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        require()
+        from compiler.kernels.triton import entry
+
+        return entry.call(name, *args)
+
+    return call
+
+
+for _name, _operator in (
+    ("mlp", mlp), ("mlp_backward", mlp_backward), ("interaction", interaction),
+    ("interaction_backward", interaction_backward), ("embedding_bags", embedding_bags),
+):  # fmt: skip
+    _operator.register_kernel("cuda")(_on_gpu(_name))
 
 __all__ = ["embedding_bags", "interaction", "mlp"]

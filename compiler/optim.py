@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compiler.bags import take_lookups
+from compiler.bags import kernels_of, take_lookups
 from compiler.kernels.bags import Bags
 from compiler.kernels.pages import use_huge_pages
 from compiler.kernels.row_update import (
     KINDS,
     Update,
     new_state,
-    sparse_gradients,
-    update_bags,
 )
 
 __all__ = ["KINDS", "SparseRows"]
@@ -79,6 +77,10 @@ class SparseRows(torch.optim.Optimizer):
             self._lookups = [one for one in self._lookups if one.tables[0] is not tables[0]]
         self._lookups.append(Lookups(tables, bags, grad, argmax))
 
+    def waiting(self) -> bool:
+        """Whether lookups of a backward pass wait for a step."""
+        return bool(self._lookups)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, also those that wait as lookups."""
         self._lookups.clear()
@@ -104,7 +106,9 @@ class SparseRows(torch.optim.Optimizer):
                     self._update(groups[id(table)], state)
                     for table, state in zip(one.tables, states, strict=True)
                 ]
-                update_bags(one.tables, one.bags, one.grad, updates, states, one.argmax)
+                self._kernels(one.tables[0]).update_bags(
+                    one.tables, one.bags, one.grad, updates, states, one.argmax
+                )
             else:  # gradients of several backward passes: each row needs their sum
                 one.accumulate()
         self._step_gradients()
@@ -123,7 +127,11 @@ class SparseRows(torch.optim.Optimizer):
                 states.append(self._state(table))
                 updates.append(self._update(group, states[-1]))
         if tables:
-            update_bags(tables, Bags(ids), values, updates, states)
+            self._kernels(tables[0]).update_bags(tables, Bags(ids), values, updates, states)
+
+    @staticmethod
+    def _kernels(table: Tensor) -> Any:
+        return kernels_of("triton" if table.is_cuda else "cpp")
 
     def _update(self, group: dict[str, Any], state: dict[str, Tensor]) -> Update:
         return _update(
@@ -140,7 +148,9 @@ class SparseRows(torch.optim.Optimizer):
         if not state:
             state.update(new_state(self.kind, table))
             if self.kind == "adam":
-                state["steps"] = table.new_zeros(())
+                state["steps"] = torch.zeros(
+                    ()
+                )  # not on the table's device: it is read at each step
         if self.kind == "adam":
             state["steps"] += 1
         return state
@@ -158,7 +168,8 @@ class Lookups:
     def accumulate(self) -> None:
         """Add it to the tables' ``.grad``, sparse."""
         rows = [table.shape[0] for table in self.tables]
-        found = sparse_gradients(rows, self.bags, self.grad, self.argmax)
+        kernels = kernels_of("triton" if self.grad.is_cuda else "cpp")
+        found = kernels.sparse_gradients(rows, self.bags, self.grad, self.argmax)
         for table, grad in zip(self.tables, found, strict=True):
             table.grad = grad if table.grad is None else table.grad + grad
 
@@ -174,8 +185,8 @@ def _check(table: Tensor) -> None:
             f"SparseRows: a gradient of {grad.layout} for a table {tuple(table.shape)}: make it "
             "sparse with nn.EmbeddingBag(..., sparse=True)"
         )
-    if table.dtype != torch.float32 or grad.dtype != torch.float32 or not table.is_cpu:
-        raise ValueError(f"SparseRows: {table.dtype} on {table.device}: tables are f32 on the CPU")
+    if table.dtype != torch.float32 or grad.dtype != torch.float32:
+        raise ValueError(f"SparseRows: {table.dtype} on {table.device}: tables are f32")
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ def save(
     if place.exists():
         raise FileExistsError(f"{place}: there is something already; name a folder that is not")
     chosen = Options.of(options)
+    if chosen.checksums:
+        raise PackageError("checksums: a saved model cannot verify its weights; leave it out")
     module, names, flat_out = _compiled(model, inputs, dynamic_shapes, chosen)
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.partial-", dir=place.parent))
@@ -86,6 +88,8 @@ def _compiled(
         aten = compat.trace(rewrite.gm if rewrite else lifted, fakes)
     frozen = range(len(names)) if options.freeze else ()
     graph = lower(aten, options.inlining, frozen, options.autotune)
+    if graph.target != "cpp":
+        raise PackageError("a model on a GPU cannot be saved compiled: save one on the CPU")
     _, module = build_module(graph, options)
     # index tensors that patterns took for constants are the model's own: they are saved with it
     varying = [k for k, _ in (rewrite.checks if rewrite else []) if k >= len(names)]

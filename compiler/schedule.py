@@ -178,7 +178,7 @@ def _pure(op: FallbackOp) -> bool:
 
 
 def _alone(op: LoopOp) -> Group:
-    columns = _is_column(op)
+    columns = is_column(op)
     outer, inner, member = _fit(op, len(op.outer))
     return Group(outer, columns, [Phase(inner, [member])])
 
@@ -199,7 +199,7 @@ def _symbol(letter: str, k: int) -> Symbol:
     return Symbol(f"{letter}{k}", integer=True)
 
 
-def _is_column(op: LoopOp) -> bool:
+def is_column(op: LoopOp) -> bool:
     """Whether a reduction's last outer loop, not its last inner one, runs along the memory."""
     if not op.reduce or not op.outer or not op.inner or op.reduce.startswith("arg"):
         return False
@@ -237,7 +237,7 @@ def _fits(op: LoopOp, group: Group, related: bool = False) -> bool:
     ):
         return False  # changes of inputs keep their order
     related = related or bool({*written, *group.reads()} & set(op.reads()))
-    if _is_column(op) or group.columns:
+    if is_column(op) or group.columns:
         return _fits_columns(op, group, related)
     sizes = [x.size for x in op.outer]
     shared = [x.size for x in group.outer]
@@ -262,7 +262,7 @@ def _fits(op: LoopOp, group: Group, related: bool = False) -> bool:
 def _fits_columns(op: LoopOp, group: Group, related: bool) -> bool:
     if not group.columns or [x.size for x in op.outer] != [x.size for x in group.outer]:
         return False
-    if op.reduce and not _is_column(op):
+    if op.reduce and not is_column(op):
         return False
     return related and _place(op, group, len(op.outer))
 

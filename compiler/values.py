@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from compiler.codegen.types import computed
+from compiler.codegen.types import HALVES, computed
 from compiler.ir import Cast, Const, Expr, Index, Integer, Number, Op, Value
 
 
@@ -58,8 +58,8 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     """The value converted, rounded where the type is narrower."""
     if value.dtype == dtype:
         return value
-    if dtype == torch.bfloat16:
-        return value.map(lambda e: Cast(as_expr(e, torch.float32), torch.bfloat16), dtype)
+    if dtype in HALVES:
+        return value.map(lambda e: Cast(as_expr(e, torch.float32), dtype), dtype)
     return value.map(lambda e: as_expr(e, dtype), dtype)
 
 

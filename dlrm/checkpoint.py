@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, checked when read, never executed.
 
 A checkpoint is a folder: ``model.safetensors``, ``optimizer.safetensors`` (moments and the random
-state) and ``state.json`` (settings, position, and the checksum of the other two). It is written
+state) and ``state.json`` (settings, position, and the checksums of all three). It is written
 under a temporary name and renamed, so a folder named ``step-*`` is always complete; a later damage
 is found by the checksums.
 """
@@ -92,6 +92,7 @@ def _write(
         listed[name] = {"bytes": file.stat().st_size, "xxh3": _hash(file)}
     whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
     whole["files"] = listed
+    whole["xxh3"] = _digest(whole)
     write_text(folder / "state.json", json.dumps(whole, indent=1))
 
 
@@ -110,6 +111,19 @@ def _replace(partial: Path, path: Path) -> None:
         os.close(folder)
 
 
+def copy(source: Path, path: Path) -> None:
+    """Copy a checkpoint folder to ``path``, whole or not at all, replacing one that is there."""
+    partial = path.with_name(f".partial-{path.name}")
+    remove(partial)
+    try:
+        with named(path, partial):
+            shutil.copytree(source, partial)
+            _replace(partial, path)
+    except BaseException:
+        remove(partial)
+        raise
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint, once its files agree with their checksums."""
     try:
@@ -118,14 +132,24 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
+    if isinstance(state, dict) and state.get("format") == "dlrm-sharded-checkpoint":
+        raise CheckpointError(
+            f"{path}: of a run with several processes; python -m dlrm.scale.convert {path} OUT "
+            "makes of it what one process reads"
+        )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'}: not a checkpoint of this package")
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"{path}: checkpoint version {state.get('version')}, this package reads {VERSION}"
         )
-    if missing := [k for k in ("files", "model", "source", "dataset", "fate") if k not in state]:
+    needed = ("files", "model", "source", "dataset", "fate", "xxh3")
+    if missing := [k for k in needed if k not in state]:
         raise CheckpointError(f"{path / 'state.json'}: incomplete: it has no {', '.join(missing)}")
+    if state.pop("xxh3") != _digest(state):
+        raise CheckpointError(
+            f"{path / 'state.json'}: damaged or edited: its checksum is not the one written with it"
+        )
     for name, expected in state["files"].items():
         file = path / name
         if not file.is_file():
@@ -242,6 +266,12 @@ def _unflatten(name: str, tensors: dict[str, Tensor], plain: dict[str, Any]) -> 
         if owner == name:
             state.setdefault(int(index), {})[slot] = value
     return {"state": state, "param_groups": plain["groups"]}
+
+
+def _digest(state: dict[str, Any]) -> str:
+    """Of all that ``state.json`` tells, whatever the layout and the order of the text."""
+    as_read = json.loads(json.dumps(state))
+    return xxhash.xxh3_128_hexdigest(json.dumps(as_read, sort_keys=True).encode())
 
 
 def _hash(path: Path) -> str:

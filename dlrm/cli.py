@@ -29,8 +29,10 @@ def integers(text: str) -> tuple[int, ...]:
     """
     values: list[int] = []
     for item in filter(None, text.split(",")):
-        number, _, times = item.partition("*")
-        values += [int(number)] * (int(times) if times else 1)
+        number, star, times = item.partition("*")
+        if star and not 0 < int(times) <= 1 << 20:
+            raise ValueError(f"{times} is no number of times")
+        values += [int(number)] * (int(times) if star else 1)
     return tuple(values)
 
 
@@ -140,6 +142,10 @@ def run(command: Callable[[], int]) -> int:
         return 2
     except MemoryError as error:
         print(f"error: not enough memory: {error}; ask for less at a time", file=sys.stderr)
+        return 2
+    except UnicodeEncodeError as error:
+        bad = ascii(error.object[error.start : error.end])
+        print(f"error: a name has bytes that are not UTF-8 ({bad}): rename it", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         return 141

@@ -19,6 +19,15 @@ class TrainingDiverged(InputError):
     """The loss became NaN or infinite."""
 
 
+def why_not_scored(at: Position, part: str, config: TrainConfig) -> str:
+    """A message for outputs that are not finite, on rows that are: the weights have diverged."""
+    return (
+        f"the model's outputs on the {part} part are not finite after step {at.step}: lower "
+        f"--dense-lr ({config.optim.dense_lr:g}) or --sparse-lr ({config.optim.sparse_lr:g}), "
+        "add --warmup-steps, or clip gradients with --clip 1"
+    )
+
+
 def why_not_finite(
     model: DLRM, batch: Batch, at: Position, loss: float, config: TrainConfig
 ) -> str:

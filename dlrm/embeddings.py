@@ -12,6 +12,7 @@ Beside them, the wide part (Cheng et al. 2016) has a scalar per id, which is add
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,8 +32,8 @@ def mixed_dims(rows: Sequence[int], dim: int, temperature: float) -> list[int]:
     """
     smallest = min(rows)
     exact = [dim * (n / smallest) ** -temperature for n in rows]
-    powers = [2 ** round(torch.tensor(d).log2().item()) for d in exact]
-    return [min(dim, max(1, int(p))) for p in powers]
+    powers = [2 ** round(math.log2(max(1.0, d))) for d in exact]
+    return [min(dim, p) for p in powers]
 
 
 class PlainRows(nn.EmbeddingBag):
@@ -137,7 +138,7 @@ class EmbeddingTables(nn.ModuleList):
 
     def __init__(self, config: DLRMConfig, plain: type[PlainRows] = PlainRows) -> None:
         widths = [config.dim] * len(config.rows)
-        if config.md_temperature > 0:
+        if config.md_temperature > 0 and config.rows:
             widths = mixed_dims(config.rows, config.dim, config.md_temperature)
         super().__init__(
             EmbeddingTable(config, n, d, plain) for n, d in zip(config.rows, widths, strict=True)

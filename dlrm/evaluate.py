@@ -39,11 +39,18 @@ def evaluate(
     """
     if replicates < 1:
         raise InputError(f"--bootstrap: {replicates} must be at least 1")
+    if limit < 0:
+        raise InputError(f"--limit-batches: {limit} must not be negative; 0 reads all")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder for the results")
     require_writable(out, "--out")
     model, state = load_model(path, from_disk=True)
+    if part == "train" and state.get("privacy"):
+        raise InputError(
+            "--part train: the model was trained with privacy, and metrics on its training rows "
+            "would be a use of these rows and labels that nothing accounts for; take val or test"
+        )
     dataset = dataset_of(state, model, source)
     slicer = Slicer(dataset, slices)
     label, logit = score_split(

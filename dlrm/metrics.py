@@ -69,11 +69,14 @@ def entropy(rate: float) -> float:
 def losses(label: np.ndarray, logit: np.ndarray) -> np.ndarray:
     """Log loss of each row from its logit, in float64: no probability is clipped."""
     x = logit.astype(np.float64)
-    return np.maximum(x, 0) - x * label + np.log1p(np.exp(-np.abs(x)))
+    with np.errstate(invalid="ignore"):  # infinite times a label of 0
+        return np.maximum(x, 0) - x * label + np.log1p(np.exp(-np.abs(x)))
 
 
 def scores(label: np.ndarray, logit: np.ndarray) -> Scores:
     """Exact metrics of labels (n,) in {0, 1} and logits (n,). One class only: AUC and NE are NaN.
+
+    A logit that is not finite makes the AUC NaN, and the log loss what it is: NaN or infinite.
 
     >>> s = scores(np.array([0, 0, 1, 1]), np.array([-2.0, 0.5, 0.1, 3.0]))
     >>> s.auc, s.rows
@@ -85,8 +88,9 @@ def scores(label: np.ndarray, logit: np.ndarray) -> Scores:
         return Scores(nan, nan, nan, nan, 0, 0)
     both = 0 < positives < rows
     loss = float(losses(label, logit).mean())
+    ranked = both and bool(np.isfinite(logit).all())
     return Scores(
-        auc=float(roc_auc_score(label, logit)) if both else float("nan"),
+        auc=float(roc_auc_score(label, logit)) if ranked else float("nan"),
         logloss=loss,
         ne=loss / entropy(positives / rows) if both else float("nan"),
         calibration=float(sigmoid(logit).sum() / positives) if positives else float("inf"),

@@ -26,6 +26,7 @@ class Report:
         self.warned: set[str] = set()
         self.note: Callable[[], str] = lambda: ""  # more to say beside the loss
         self.board: Any = None
+        self.board_path, self.board_kind = tensorboard, None
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -33,20 +34,24 @@ class Report:
                 raise InputError(
                     "--tensorboard needs the tensorboard package: pip install tensorboard"
                 ) from None
-            self.board = SummaryWriter(tensorboard)
+            self.board_kind = SummaryWriter
 
     def open_log(self, keep_to_step: int) -> None:
         """Open the log; of an earlier run keep what happened up to the step it goes on from."""
+        if self.board_kind is not None:
+            self.board = self.board_kind(self.board_path)
         if self.log_path is None:
             return
         kept = []
         if keep_to_step > 0 and self.log_path.exists():
-            for line in self.log_path.read_text().splitlines():
+            text = self.log_path.read_text(encoding="utf-8", errors="replace")
+            for line in text.splitlines():
                 try:
                     event = json.loads(line)
-                except ValueError:
+                    known, step = event.get("event"), int(event.get("step", 0))
+                except (ValueError, AttributeError, TypeError):
                     break  # the line that a kill cut short: all after it is newer
-                if event.get("step", 0) <= keep_to_step and event.get("event") != "test":
+                if step <= keep_to_step and known != "test":
                     kept.append(line + "\n")
         write_text(self.log_path, "".join(kept))
         self.file = open(self.log_path, "a")  # noqa: SIM115
@@ -79,17 +84,18 @@ class Report:
             dynamic_ncols=True,
         )
 
-    def step(self, step: int, loss: float, lr: float) -> None:
-        """One training step is done."""
+    def step(self, step: int, loss: float | None, lr: float) -> None:
+        """One training step is done; ``loss`` is None where it must not be told."""
         if self.file is not None:
-            self._write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
-        if self.board is not None:
+            told = "null" if loss is None else repr(loss)
+            self._write(f'{{"event": "step", "step": {step}, "loss": {told}, "lr": {lr!r}}}\n')
+        if self.board is not None and loss is not None:
             self.board.add_scalar("train/loss", loss, step)
         if self.bar is not None and self.bar.update(1):
             rate = self.bar.format_dict["rate"] or 0.0
+            shown = "" if loss is None else f"loss {loss:.4f}, "
             self.bar.set_postfix_str(
-                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s{self.note()}",
-                refresh=False,
+                f"{shown}{rate * self.batch_size:,.0f} samples/s{self.note()}", refresh=False
             )
 
     def scores(self, split: str, step: int, scores: Scores) -> None:

@@ -89,4 +89,10 @@ def score_split(
             also(batch)
     if not labels:
         raise InputError(f"{dataset.name}: its {part} split has no rows")
-    return np.concatenate(labels), np.concatenate(logits)
+    label, logit = np.concatenate(labels), np.concatenate(logits)
+    if bad := int((~np.isfinite(logit)).sum()):
+        raise InputError(
+            f"the model's outputs are not finite on {bad:,} of {len(logit):,} rows of the {part} "
+            "part: train it again with lower learning rates"
+        )
+    return label, logit

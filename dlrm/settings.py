@@ -13,6 +13,7 @@ import xxhash
 from dlrm.config import DLRMConfig, option
 from dlrm.errors import InputError
 from dlrm.optim import DENSE, SPARSE
+from dlrm.privacy.config import PrivacyConfig
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class RunConfig:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
     threads: int = option(0, "CPU threads; 0: all cores")
-    compile: str = option("none", "none, inductor or dlrm")
+    compile: str = option("none", "none, inductor, dlrm, or dlrm-step: all of a step in one call")
     table_storage: str = option("memory", "memory, or disk for tables larger than it")
     table_cache: str = option("1GiB", "disk: memory for the hot rows of the tables")
     deterministic: bool = option(False, "refuse operations that are not deterministic")
@@ -89,6 +90,17 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """How a run is spread over the processes that torchrun starts."""
+
+    sharding: str = option(
+        "auto", "of the tables: auto, a kind, or kind,TABLE=kind (scale/plan.py)"
+    )
+    dense_layers: str = option("ddp", "ddp: a copy on each process; fsdp: cut up")
+    plan: bool = option(False, "print where tables would lie, with the cost expected, and end")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A whole run: the model, the data, the optimizers, the run."""
 
@@ -98,6 +110,8 @@ class TrainConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
+    scale: ScaleConfig = dataclasses.field(default_factory=ScaleConfig)
 
     def validate(self) -> None:
         """Raise InputError naming the first argument that cannot be right."""
@@ -106,16 +120,23 @@ class TrainConfig:
         _choice("early_stop", self.run.early_stop, ("none", "auc", "ne"))
         _choice("best", self.run.best, ("auc", "ne"))
         _choice("dtype", self.run.dtype, ("f32", "bf16"))
-        _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
+        _choice("compile", self.run.compile, ("none", "inductor", "dlrm", "dlrm-step"))
         _choice("table_storage", self.run.table_storage, ("memory", "disk"))
+        if self.run.compile == "dlrm-step" and (self.optim.clip > 0 or self.run.dtype != "f32"):
+            raise InputError("--compile dlrm-step: goes with f32 and without --clip; use dlrm")
+        if self.run.compile == "dlrm-step" and self.run.table_storage == "disk":
+            raise InputError("--compile dlrm-step: does not go with tables on disk; use dlrm")
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
+        _choice("dense_layers", self.scale.dense_layers, ("ddp", "fsdp"))
         if not self.run.out:
             raise InputError("--out: name the folder for checkpoints and summary.json")
         for part in (self.data, self.optim, self.run):
             for f in dataclasses.fields(part):
                 value = getattr(part, f.name)
                 flag = "--" + f.name.replace("_", "-")
+                if isinstance(value, str) and _not_text(value):
+                    raise InputError(f"{flag}: {value!r} has bytes that are not UTF-8; rename it")
                 if isinstance(value, float) and not 0 <= value < float("inf"):
                     raise InputError(f"{flag}: {value} must be 0 or more, and finite")
                 if isinstance(value, int) and not 0 <= value < 2**63:
@@ -141,6 +162,7 @@ class TrainConfig:
             raise InputError(f"--ema: {self.optim.ema} must be below 1")
         if self.run.steps == 0 and self.run.epochs == 0:
             raise InputError("--epochs and --steps are both 0: give one of them")
+        self.privacy.validate()
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values, as in the TOML and JSON files."""
@@ -157,12 +179,19 @@ class TrainConfig:
         flat = {"preset": self.preset}
         for part in (self.model, self.data, self.optim, self.run):
             flat |= dataclasses.asdict(part)
+        if self.privacy != PrivacyConfig():
+            flat |= dataclasses.asdict(self.privacy)
         return {name: value for name, value in flat.items() if name not in free}
 
     def hash(self) -> str:
         """A short digest of ``fate()`` and the length of the run."""
         told = {**self.fate(), "epochs": self.run.epochs, "steps": self.run.steps}
         return xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())
+
+
+def _not_text(value: str) -> bool:
+    """Whether there are stray bytes in it, as a name of a file may have."""
+    return any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -6,6 +6,7 @@ In a notebook: ``summary = train(make_config("tiny", data="synthetic", out="run"
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -22,15 +23,19 @@ from dlrm.config import PRESETS, DLRMConfig
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.load import fit_model, load_dataset
 from dlrm.datasets.planted import PlantedTruth
+from dlrm.diagnose import TrainingDiverged
 from dlrm.errors import InputError
-from dlrm.files import named, require_writable, write_json, write_text
+from dlrm.files import named, remove, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
+from dlrm.privacy.config import PrivacyConfig, private_preset
 from dlrm.report import Report
-from dlrm.settings import DataConfig, OptimConfig, RunConfig, TrainConfig
+from dlrm.scale.world import launched
+from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
 from dlrm.tables import disk as tables_on_disk
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
-PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig}
+PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
+         "privacy": PrivacyConfig, "scale": ScaleConfig}  # fmt: skip
 OURS = ("checkpoints", "best", "tables", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
@@ -48,6 +53,9 @@ def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainC
     parts["model"] = PRESETS[preset]
     for name, values in TRAIN_PRESETS[preset].items():
         parts[name] = cli.override(parts[name], values, f"preset {preset}")
+    if settings.get("private", (tables.get("privacy") or {}).get("private")):
+        for name, values in private_preset(preset).items():
+            parts[name] = cli.override(parts[name], values, f"private preset {preset}")
     for name, table in tables.items():
         if name not in parts or not isinstance(table, dict):
             raise InputError(
@@ -75,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--preset", default=argparse.SUPPRESS, help=f"{', '.join(PRESETS)} (tiny)")
     flags.add_argument("--config", default="", help="TOML file with tables model, data, optim, run")
-    titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run"}
+    titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run",
+              "privacy": "privacy", "scale": "several processes (torchrun)"}  # fmt: skip
     for name, part in PARTS.items():
         cli.add_flags(flags, part, titles[name])
     return flags
@@ -101,15 +110,24 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
     lock: IO[str] | None = None
-    trainer: Trainer | None = None
+    trainer: Any = None
+    made = [path for path in (out, *out.absolute().parents) if not path.exists()]
+    refused = False
     try:
-        trainer = Trainer(config, dataset, report)
+        trainer = _trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
         out.mkdir(parents=True, exist_ok=True)
         lock = _lock(out)
-        _begin(config, trainer, origin)
         try:
+            _begin(config, trainer, origin)
+            if origin is not None:
+                trainer.find_best(origin)
             trainer.fit()
+        except TrainingDiverged:
+            raise  # its log shows how
+        except (InputError, MemoryError):
+            refused = not checkpoint.steps(out) and not (out / "best").exists()
+            raise
         except OSError:
             if kept := checkpoint.steps(out):
                 report.warn(f"the last checkpoint is {kept[-1]}; --resume auto goes on from it")
@@ -122,8 +140,32 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         report.close()
         if trainer is not None and trainer.tables is not None:
             trainer.tables.close()
+        if refused:
+            _remove_ours(out, made)
         if lock is not None:
             lock.close()
+
+
+def _trainer(config: TrainConfig, dataset: Dataset, report: Report) -> Trainer:
+    """The kind of trainer that the privacy settings ask for."""
+    if config.privacy.private:
+        from dlrm.privacy.trainer import PrivateTrainer
+
+        return PrivateTrainer(config, dataset, report)
+    if config.privacy.label_epsilon:
+        from dlrm.privacy.labels import LabelTrainer
+
+        return LabelTrainer(config, dataset, report)
+    return Trainer(config, dataset, report)
+
+
+def _remove_ours(out: Path, made: list[Path]) -> None:
+    """Leave nothing of a run that saved nothing, nor the folders that were made for it."""
+    for name in OURS:
+        remove(out / name)
+    for folder in made:
+        with contextlib.suppress(OSError):  # somebody has put something there
+            folder.rmdir()
 
 
 def _check_out(config: TrainConfig) -> None:
@@ -144,8 +186,12 @@ def _check_out(config: TrainConfig) -> None:
     for flag, name in (("--log-json", config.run.log_json), ("--profile", config.run.profile)):
         if name and (Path(name).is_dir() or not Path(name).absolute().parent.is_dir()):
             raise InputError(f"{flag}: {name} must be a file in a folder that exists")
+        if name:
+            require_writable(Path(name), flag)
     if config.run.tensorboard and Path(config.run.tensorboard).is_file():
         raise InputError(f"--tensorboard: {config.run.tensorboard} is a file; name a folder")
+    if config.run.tensorboard:
+        require_writable(Path(config.run.tensorboard), "--tensorboard")
     if config.run.resume and config.run.overwrite:
         raise InputError("--resume and --overwrite contradict each other: give one")
 
@@ -156,13 +202,14 @@ def _resume_from(config: TrainConfig, trainer: Trainer) -> Path | None:
     if not resume:
         return None
     if resume != "auto":
-        path = checkpoint.resolve(resume)
-        trainer.restore(path, checkpoint.read_state(path))
+        kept = checkpoint.steps(Path(resume))
+        path = kept[-1] if kept else checkpoint.resolve(resume)
+        trainer.restore(path, trainer.read_state(path))
         return path
     damaged = []
     for path in reversed(checkpoint.steps(out)):
         try:
-            state = checkpoint.read_state(path)
+            state = trainer.read_state(path)
         except checkpoint.CheckpointError as error:
             trainer.report.warn(f"{error}; trying the checkpoint before it")
             damaged.append(path)
@@ -191,14 +238,14 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
-    parameters = sum(p.numel() for p in model.parameters())
     report.say(
         f"data: {dataset.name}, {len(reader.split):,} training rows, {len(dataset.rows)} tables, "
         f"{len(dataset.dense_names)} dense features"
     )
     report.say(
-        f"model: {parameters:,} parameters, tables take {model.table_bytes() / 2**20:,.1f} MiB; "
-        f"device {trainer.device}, {torch.get_num_threads()} threads"
+        f"model: {trainer.parameter_count():,} parameters, tables take "
+        f"{model.table_bytes() / 2**20:,.1f} MiB; device {trainer.device}, "
+        f"{torch.get_num_threads()} threads"
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
@@ -210,8 +257,7 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
-    elif left > 0:
-        seconds = trainer.time_step()
+    elif left > 0 and (seconds := trainer.time_step()):
         report.say(
             f"about {_duration(left * seconds)} for {left:,} steps at {seconds * 1e3:.1f} ms "
             "(measured on one batch), validation not counted"
@@ -284,6 +330,7 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         "data_fingerprint": trainer.dataset.fingerprint,
         "test_rows": scores.rows,
         "checkpoint": str(Path(config.run.out) / "best"),
+        **trainer.more_summary(),
     }
 
 
@@ -316,12 +363,19 @@ def show(summary: dict[str, Any]) -> str:
             f"  {'the planted truth has':<24}AUC {summary['bayes_auc']:.4f}, logloss "
             f"{summary['bayes_logloss']:.4f}, NE {summary['bayes_ne']:.4f}",
         )
+    if "privacy" in summary:
+        lines.append(_guarantee(summary["privacy"]))
     if abs(summary["auc"] - 0.5) < 0.01:
         lines.append(
             "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, "
             "train longer, or change --dense-lr and --sparse-lr"
         )
     return "\n".join(lines)
+
+
+def _guarantee(spent: dict[str, Any]) -> str:
+    claim = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g}"
+    return f"{claim}, for {spent['unit']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -331,6 +385,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = vars(parser().parse_args(argv))
         config = make_config(toml=given.pop("config"), **given)
         try:
+            if launched():
+                if config.privacy.private or config.privacy.label_epsilon:
+                    raise InputError(
+                        "--private and --label-epsilon under torchrun: several processes train "
+                        "without clipping, noise or flipped labels; start one process"
+                    )
+                from dlrm.scale.run import train as train_together
+
+                return train_together(config)
             summary = train(config)
         except Interrupted as stop:
             print(stop, file=sys.stderr)

@@ -23,10 +23,11 @@ from dlrm import checkpoint
 from dlrm.batch import Batch, ModelInputs
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.reader import Reader, limited
-from dlrm.diagnose import TrainingDiverged, why_not_finite
+from dlrm.diagnose import TrainingDiverged, why_not_finite, why_not_scored
 from dlrm.embeddings import PlainRows
 from dlrm.errors import InputError
 from dlrm.files import explain
+from dlrm.machine import memory_bytes
 from dlrm.metrics import Collector, Scores, one_class_warning
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
@@ -59,41 +60,29 @@ class Position:
 class Trainer:
     """One run over ``dataset``: ``fit()`` trains, ``test()`` scores the best weights."""
 
+    model: Any  # with the inputs and logits of a DLRM
+    forward: Any  # what is called in its place: compiled, or spread over processes
+
     def __init__(self, config: TrainConfig, dataset: Dataset, report: Report) -> None:
         self.config, self.dataset, self.report = config, dataset, report
         self.out = Path(config.run.out)
         self.device = pick_device(config.run.device)
         torch.manual_seed(config.run.seed)
-        disk = config.run.table_storage == "disk"
-        if disk:
-            kind = config.optim.sparse_optimizer
-            tables_on_disk.check(config.model, self.device.type, config.optim.ema, kind, self.out)
-            cache = cache_bytes(config.run.table_cache)
-        plain = DiskRows if disk else PlainRows
-        self.model = DLRM(config.model, plain).to(self.device)
-        self.forward = compiled(self.model, config.run.compile)
-        opt = config.optim
-        self.optimizers: dict[str, torch.optim.Optimizer] = {
-            "dense": dense_optimizer(
-                self.model.dense_parameters(),
-                opt.dense_optimizer,
-                opt.dense_lr,
-                opt.dense_weight_decay,
-            )
-        }
-        if tables := self.model.sparse_parameters():
-            self.optimizers["sparse"] = sparse_optimizer(tables, config)
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.tables: DiskTables | None = None  # None: they are in the model
-        if disk:
-            self.tables = DiskTables(
-                self.model, self.optimizers["sparse"], opt.sparse_optimizer,
-                cache, config.data.batch_size,
-            )  # fmt: skip
-            report.note = lambda: f", {self.hit_rate():.1%} of rows cached"
+        self.build()
+        if config.run.table_storage == "disk" and self.tables is None:
+            raise InputError(
+                "--table-storage disk: goes with one process and without privacy; use "
+                "--table-storage memory"
+            )
+        opt = config.optim
+        self.whole_step = whole_step(self.model, self.optimizers, self.device, config.run.compile)
         self.schedules = {
             name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
             for name, o in self.optimizers.items()
         }
+        self._check_parts()
         self.train_reader = Reader.of(
             dataset,
             "train",
@@ -102,8 +91,6 @@ class Trainer:
             seed=config.run.seed,
             window=config.data.window,
         )
-        if len(self.train_reader.split) == 0:
-            raise InputError(f"{dataset.name}: its training split has no rows")
         self.epoch_batches = limited(len(self.train_reader), config.data.limit_train_batches)
         self.total_steps = config.run.steps or config.run.epochs * self.epoch_batches
         self.average: list[Tensor] | None = None  # of each parameter, over the steps
@@ -114,6 +101,44 @@ class Trainer:
         self.labels: set[float] = set()  # that were met, until both were
         self._pending: list[tuple[Position, Batch, Tensor]] = []
         self._interrupted = False
+
+    def _check_parts(self) -> None:
+        """Refuse, before anything is written, data that will be missed after an epoch."""
+        for part, name in (("train", "training"), ("val", "validation"), ("test", "test")):
+            if part not in self.dataset.splits or len(self.dataset.splits[part]) == 0:
+                raise InputError(f"{self.dataset.name}: its {name} split has no rows")
+            Reader.of(self.dataset, part, self.config.data.batch_size).head()  # checks their ids
+
+    def build(self) -> None:
+        """The model, what is called in its place, and the optimizers."""
+        opt, run = self.config.optim, self.config.run
+        disk = run.table_storage == "disk"
+        if disk:
+            kind, model = opt.sparse_optimizer, self.config.model
+            tables_on_disk.check(model, self.device.type, opt.ema, kind, self.out)
+            cache = cache_bytes(run.table_cache)
+        else:
+            require_memory(self.config, self.device)
+        self.model = DLRM(self.config.model, DiskRows if disk else PlainRows).to(self.device)
+        self.forward = compiled(self.model, self.config.run.compile)
+        self.optimizers["dense"] = dense_optimizer(
+            self.model.dense_parameters(),
+            opt.dense_optimizer,
+            opt.dense_lr,
+            opt.dense_weight_decay,
+        )
+        if tables := self.model.sparse_parameters():
+            self.optimizers["sparse"] = sparse_optimizer(tables, self.config)
+        if disk:
+            self.tables = DiskTables(
+                self.model, self.optimizers["sparse"], opt.sparse_optimizer, cache,
+                self.config.data.batch_size,
+            )  # fmt: skip
+            self.report.note = lambda: f", {self.hit_rate():.1%} of rows cached"
+
+    def parameter_count(self) -> int:
+        """Of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
 
     # ---- one step ------------------------------------------------------------------------------
 
@@ -135,6 +160,10 @@ class Trainer:
         ``following``: the batch of the next step, if it is known.
         """
         batch = batch.to(self.device)
+        if self.whole_step is not None:
+            loss = self.whole_step(batch.inputs(), batch.label)
+            self.updated()
+            return loss.detach()
         inputs = self._inputs(batch, train=True)
         if self.tables is not None:
             self.tables.expect(following)
@@ -142,19 +171,28 @@ class Trainer:
         loss.backward()
         if self.config.optim.clip > 0:
             clip_gradients(self.model.parameters(), self.config.optim.clip)
-        for name, optimizer in self.optimizers.items():
+        self.update()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Step all optimizers with the gradients at hand, and what follows them."""
+        for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            self.schedules[name].step()
         if self.tables is not None:
             self.tables.keep()
+        self.updated()
+
+    def updated(self) -> None:
+        """What follows an update: the next learning rates, and the average of the weights."""
+        for one in self.schedules.values():
+            one.step()
         if self.average is not None:
             # the plain mean of the steps so far, until their number calls for the exponential one:
             # that would hold on to the initial weights
             decay = min(self.config.optim.ema, self.at.step / (1 + self.at.step))
             weights = [p.detach() for p in self.model.parameters()]
             torch._foreach_lerp_(self.average, weights, 1 - decay)
-        return loss.detach()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -297,12 +335,12 @@ class Trainer:
 
     def _validate(self) -> None:
         self.at.validate = True
-        if "val" not in self.dataset.splits or len(self.dataset.splits["val"]) == 0:
-            raise InputError(f"{self.dataset.name}: its validation split has no rows")
         with self.averaged():
             scores = self.score("val", self.config.data.limit_val_batches)
         if self._interrupted:  # the rest of the split was not read: this one is due again
             self._stop_here()
+        if not math.isfinite(scores.logloss):
+            raise TrainingDiverged(why_not_scored(self.at, "val", self.config))
         self.at.validate, self.at.validated = False, self.at.step
         self.report.scores("val", self.at.step, scores)
         run = self.config.run
@@ -326,8 +364,8 @@ class Trainer:
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
         best = self.out / "best"
-        state = checkpoint.read_state(best)
-        checkpoint.load_into(best, state, self.model)
+        state = self.read_state(best)
+        self.read(best, state, weights_only=True)
         load = None if self.tables is None else self.tables.as_of(segment_of(state))
         scores = self.score("test", self.config.data.limit_test_batches, load)
         self.report.scores("test", self.at.best_step, scores)
@@ -371,21 +409,54 @@ class Trainer:
                 "table_names": self.dataset.table_names,
             },
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
+            **self.more_state(weights_only),
         }
         if self.tables is not None:
             state["tables"] = {"storage": "disk", "segment": self.tables.mark()}
+        self.write(path, state, weights_only)
+        if self.tables is not None:
+            self.tables.begin(segment_of(state))
+
+    def write(self, path: Path, state: dict[str, Any], weights_only: bool) -> None:
+        """A checkpoint with ``state``."""
         if weights_only:
             checkpoint.save(path, self.model, state)
         else:
             checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
-        if self.tables is not None:
-            self.tables.begin(segment_of(state))
+
+    def more_state(self, weights_only: bool) -> dict[str, Any]:
+        """What a checkpoint of this kind of run holds besides."""
+        return {}
+
+    def more_summary(self) -> dict[str, Any]:
+        """What the summary of this kind of run holds besides."""
+        return {}
+
+    def check_state(self, path: Path, state: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another kind of run."""
+        if state.get("privacy"):
+            raise checkpoint.CheckpointError(
+                f"{path}: trained with privacy, and a step without it would end the guarantee; "
+                "give the privacy settings of that run, or train anew with --overwrite"
+            )
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """``state.json`` of a checkpoint that ``write`` made, once its files are checked."""
+        return checkpoint.read_state(path)
+
+    def read(self, path: Path, state: dict[str, Any], weights_only: bool = False) -> None:
+        """Put what ``write`` wrote in place."""
+        if weights_only:
+            checkpoint.load_into(path, state, self.model)
+        else:
+            checkpoint.load_into(path, state, self.model, self.optimizers, self.average or ())
 
     def restore(self, path: Path, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of the same run: same settings, same data.
 
         ``state`` is what ``checkpoint.read_state`` returned for it.
         """
+        self.check_state(path, state)
         now = {**self.config.fate(), "fingerprint of the data": self.dataset.fingerprint}
         then = {**state["fate"], "fingerprint of the data": state["dataset"]["fingerprint"]}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}
@@ -403,7 +474,7 @@ class Trainer:
                     f"on in that run: --out {store_folder(path).parent} --resume auto"
                 )
             self.tables.restore(folder, segment_of(state))
-        checkpoint.load_into(path, state, self.model, self.optimizers, self.average or ())
+        self.read(path, state)
         if self.tables is not None:
             self.tables.fit_states()
         for name, values in state["schedules"].items():
@@ -411,6 +482,32 @@ class Trainer:
         names = [f.name for f in dataclasses.fields(Position)]
         self.at = Position(**{name: state[name] for name in names})
         self.at.done = self.at.done and (self.at.step >= self.total_steps or self.stopped_early())
+
+    def find_best(self, origin: Path) -> None:
+        """Have the best weights up to ``origin``, which the run goes on from, in ``--out``.
+
+        Where they are lost, the weights at hand are validated, and are the best so far.
+        """
+        if self.at.best is None:
+            return
+        theirs, ours = origin.parent.parent / "best", self.out / "best"
+        same_run = ours.exists() and theirs.exists() and ours.samefile(theirs)
+        try:
+            found = self.read_state(theirs)
+            if same_run:  # perhaps of a validation that comes again, after which a kill came
+                return
+            if found["step"] == self.at.best_step:
+                checkpoint.copy(theirs, ours)
+                return
+            lost = f"{theirs} has the weights of step {found['step']}"
+        except checkpoint.CheckpointError as error:
+            lost = str(error)
+        if self.at.best_step != self.at.step:
+            self.report.warn(
+                f"the weights of the best validation, at step {self.at.best_step:,}, are lost "
+                f"({lost}); those of step {self.at.step:,} take their place"
+            )
+        self.at.best, self.at.validate = None, True
 
     # ---- around the loop -----------------------------------------------------------------------
 
@@ -444,11 +541,14 @@ class Trainer:
         if not path:
             yield None
             return
+        first = self.at.step
         with torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=4, warmup=1, active=10, repeat=1),
             on_trace_ready=lambda p: p.export_chrome_trace(path),
         ) as profiler:
             yield profiler
+        if self.at.step - first < 5:
+            self.report.warn(f"{path}: not written: a trace begins after five steps of a run")
 
 
 class Interrupted(Exception):
@@ -502,6 +602,36 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def require_memory(config: TrainConfig, device: torch.device) -> None:
+    """Refuse a model that the machine cannot hold: the system would kill the process for it."""
+    moments = {"sgd": 0, "adagrad": 1, "adam": 2, "rowwise_adagrad": 0}
+    tables = rest = 0
+    try:
+        with torch.device("meta"):
+            model = DLRM(config.model)
+        of_tables = {id(p) for p in model.sparse_parameters()}
+        for p in model.parameters():
+            if id(p) in of_tables:
+                tables += p.numel() * p.element_size()
+            else:
+                rest += p.numel() * p.element_size()
+    except RuntimeError as error:  # more elements than 64 bits count
+        raise InputError(f"the model is too large for any machine: {error}") from None
+    opt = config.optim
+    needed = tables * (1 + moments[opt.sparse_optimizer])
+    needed += rest * (2 + moments[opt.dense_optimizer])  # with its gradient
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    else:
+        total = memory_bytes()[0]
+    if total and needed > total:
+        raise InputError(
+            f"the model needs {needed / 1e9:,.1f} GB for its weights and the optimizers' state "
+            f"(tables: {tables / 1e9:,.1f} GB of weights), and {device} has {total / 1e9:,.1f} GB; "
+            "use smaller --rows, a smaller --dim or --qr-collisions"
+        )
+
+
 def compiled(model: nn.Module, how: str) -> Any:
     """The model, or what a compiler made of it (sharing its weights)."""
     if how == "none":
@@ -513,13 +643,31 @@ def compiled(model: nn.Module, how: str) -> Any:
     return compiler.compile(model)
 
 
+def whole_step(
+    model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], device: torch.device, how: str
+) -> Any:
+    """With ``--compile dlrm-step``: forward, loss, backward and update as one native call."""
+    if how != "dlrm-step":
+        return None
+    if device.type != "cpu":
+        raise InputError(f"--compile dlrm-step: is for the CPU, not {device}; use dlrm")
+    import compiler
+
+    def loss_of(logits: Tensor, label: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+    return compiler.step(model, loss_of, list(optimizers.values()), mode="reduce-overhead")
+
+
 def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The tables' optimizer: PyTorch's operators, or with ``--compile dlrm`` one native call.
+    """The tables' optimizer: PyTorch's operators; one native call with our compiler, and in private
+    runs on the CPU.
 
     Both keep the same state under the same names, so that a checkpoint fits either.
     """
     opt = config.optim
-    if config.run.compile != "dlrm":
+    native = config.run.compile in ("dlrm", "dlrm-step")
+    if not native and not (config.privacy.private and tables[0].is_cpu):
         return SparseRows(
             tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
         )
@@ -530,7 +678,8 @@ def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.o
         opt.sparse_optimizer,
         opt.sparse_lr,
         weight_decay=opt.sparse_weight_decay,
-        fused=opt.clip == 0,  # clipping wants to see the gradients
+        # clipping wants to see the gradients
+        fused=opt.clip == 0 and not config.privacy.private,
     )
 
 

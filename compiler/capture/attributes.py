@@ -7,13 +7,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture.values import (
+    ByIdentity,
     Constant,
     DictValue,
     FunctionValue,
     Known,
     ListValue,
+    MappingValue,
     MethodValue,
     NamedMethod,
+    NamespaceValue,
     NotConstant,
     ObjectValue,
     PartialValue,
@@ -26,6 +29,7 @@ from compiler.capture.values import (
     Value,
     constant,
     look,
+    raising,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ def get_attribute(frame: Frame, owner: Value, name: str) -> Value | None:
         return found
     if isinstance(owner, ObjectValue):
         return object_attribute(frame, owner, name)
+    if isinstance(owner, ByIdentity):  # a tensor without it
+        return None
     if isinstance(owner, SuperValue):
         return _super_attribute(frame, owner, name)
     if isinstance(owner, Known):
@@ -102,6 +108,11 @@ def class_attribute(frame: Frame, cls: type, name: str) -> Any:
     return found
 
 
+def held(value: Value) -> Value:
+    """The dictionary that an instance of a subclass of dict is; other values as they are."""
+    return value.inner if isinstance(value, MappingValue) else value
+
+
 def special(frame: Frame, value: Value, name: str) -> Value | None:
     """A method that an operator calls, looked up on the class alone; None if there is none."""
     if not isinstance(value, ObjectValue):
@@ -134,11 +145,7 @@ def usual_attribute(frame: Frame, owner: ObjectValue, name: str) -> Value | None
     if name == "__class__":
         return trace.known(owner.cls)
     if name == "__dict__":
-        if owner.obj is None or owner.changed or owner.source is None:
-            raise Unsupported("the __dict__ of an object that is new or changed")
-        table = trace.wrap(owner.obj.__dict__, owner.source.attribute("__dict__"))
-        table.frozen = owner.frozen = True  # two names of the same: neither may change
-        return table
+        return namespace(frame, owner)
     if name == "args" and issubclass(owner.cls, BaseException):
         return TupleValue(exception_arguments(owner))
     found = class_attribute(frame, owner.cls, name)
@@ -198,7 +205,8 @@ def exception_arguments(exception: ObjectValue) -> list[Value]:
 def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
     """From the instance itself: as it was set here, else as it is outside."""
     if name in owner.attributes:
-        return look(owner.attributes[name])
+        set_here = owner.attributes[name]
+        return None if set_here is None else look(set_here)
     if owner.obj is None:
         return None
     trace, source = frame.trace, owner.source
@@ -226,6 +234,19 @@ def _own(frame: Frame, owner: ObjectValue, name: str) -> Value | None:
     return value
 
 
+def namespace(frame: Frame, owner: ObjectValue) -> NamespaceValue:
+    """``owner.__dict__``."""
+    if owner.obj is None:
+        return NamespaceValue(owner, {})
+    trace, held = frame.trace, owner.obj.__dict__
+    assert owner.source is not None
+    step = owner.source.attribute("__dict__")
+    if not all(type(name) is str for name in held):
+        raise Unsupported("a __dict__ with names that are no texts")
+    trace.guards.add(f"list({{}}) == {trace.constants.name(list(held))}", step)
+    return NamespaceValue(owner, {k: trace.lazy(v, step.item(k)) for k, v in held.items()})
+
+
 def set_attribute(frame: Frame, owner: Value, name: str, value: Value) -> None:
     if frame.trace.tensors.set_attribute(frame, owner, name, value):
         return
@@ -251,10 +272,22 @@ def set_own(frame: Frame, owner: ObjectValue, name: str, value: Value) -> None:
         raise Unsupported(f"the descriptor {name} of {owner.cls.__name__}")
     if not slot and "__dict__" not in dir(owner.cls):
         raise Unsupported(f"setting {name}, which is no slot")
-    if owner.cls.__mro__[-2].__module__ == "builtins":
+    if owner.cls.__mro__[-2].__module__ == "builtins" and not isinstance(owner, MappingValue):
         raise Unsupported(f"setting {name} of a {owner.cls.__name__}")
     frame.trace.mutate(owner)
     owner.attributes[name] = value
+    owner.changed[name] = None
+
+
+def delete_own(frame: Frame, owner: ObjectValue, name: str) -> None:
+    """``object.__delattr__``."""
+    found = class_attribute(frame, owner.cls, name)
+    if found is not _ABSENT and hasattr(type(found), "__delete__"):
+        raise Unsupported(f"deleting {name} of a {owner.cls.__name__}")
+    if _own(frame, owner, name) is None:
+        raise raising(AttributeError, None)
+    frame.trace.mutate(owner)
+    owner.attributes[name] = None
     owner.changed[name] = None
 
 

@@ -16,6 +16,7 @@ from compiler.capture.values import (
     FunctionValue,
     Known,
     ListValue,
+    MappingValue,
     MethodValue,
     NamedMethod,
     Null,
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
     from compiler.capture.interpreter import Frame
 
 _STDLIB = sysconfig.get_paths()["stdlib"]
-_INLINED = ("collections", "functools", "dataclasses", "operator", "abc", "enum", "typing")
+_INLINED = (
+    "collections", "functools", "dataclasses", "operator", "abc", "enum", "typing", "contextlib",
+)  # fmt: skip
 _OWN = ("compiler.capture.polyfills",)
 _TORCH = (  # of torch's own Python
     "torch.nn.modules", "torch.distributions", "torch.utils._contextlib", "torch.nn.parameter",
     "torch.nn.utils.rnn", "torch.nn.functional", "torch.functional", "torch.backends.mha",
+    "torch.jit._trace", "torch.fx._symbolic_trace", "torch.nn.utils.parametrize",
+    "torch.nn.utils.parametrizations",
 )  # fmt: skip
 
 
@@ -149,7 +154,7 @@ def truth(frame: Frame, value: Value) -> bool:
             method = special(frame, value, name)
             if method is not None:
                 return truth(frame, frame.call(method, [value]))
-        return True
+        return bool(value.inner.entries) if isinstance(value, MappingValue) else True
     if isinstance(value, Known):
         if isinstance(value.value, type | types.ModuleType | types.BuiltinFunctionType):
             return True

@@ -50,12 +50,28 @@ class Input:
         return inplace if self.obj.is_inference() else self.fake._version != self.version
 
 
+class Level:
+    """A graph under construction, and the modules that it names: the whole, or an operator's."""
+
+    def __init__(self) -> None:
+        self.graph, self.module = fx.Graph(), nn.Module()
+
+    def attach(self, name: str, gm: fx.GraphModule) -> fx.Node:
+        """A node for the graph of a function that is passed to an operator."""
+        count = 0
+        while hasattr(self.module, f"{name}_{count}"):
+            count += 1
+        setattr(self.module, f"{name}_{count}", gm)
+        return self.graph.create_node("get_attr", f"{name}_{count}")
+
+
 class CapturedGraph:
-    """Nodes, inputs and the shape environment of one capture."""
+    """Nodes, inputs and the shape environment of one capture; ``level`` is where nodes go."""
 
     def __init__(self, trace: Trace, unit: Unit) -> None:
         self.trace, self.unit = trace, unit
-        self.graph = fx.Graph()
+        self.root = self.level = Level()
+        self.graph = self.root.graph
         self.shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self.shapes)
         self.inputs: list[Input] = []
@@ -63,6 +79,7 @@ class CapturedGraph:
         self.arguments: list[tuple[Source, fx.Node, Any]] = []  # of the graph, in order
         self.symbols: dict[Any, tuple[Source, fx.Node]] = {}
         self._anchor = self.graph._root  # placeholders go behind this one
+        self._seen_guards = 0
         guard_state(trace)
 
     # ---- nodes
@@ -71,7 +88,7 @@ class CapturedGraph:
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: bool = False
     ) -> fx.Node:
         op = "call_method" if method else "call_function"
-        return self.graph.create_node(op, target, args, kwargs)
+        return self.level.graph.create_node(op, target, args, kwargs)
 
     def operations(self) -> int:
         return sum(node.op.startswith("call") for node in self.graph.nodes)
@@ -157,6 +174,13 @@ class CapturedGraph:
         found = self.symbols.get(size.node.expr)
         return found[1] if found else None
 
+    def refuse_data(self) -> None:
+        """Refuse what fake tensors took out of the data of one, such as a size given as a tensor."""
+        guards = self.shapes.guards
+        new, self._seen_guards = guards[self._seen_guards :], len(guards)
+        if any(symbol not in self.symbols for guard in new for symbol in guard.expr.free_symbols):
+            raise Unsupported("a number that is read out of a tensor")
+
     # ---- guards
 
     def _guard_tensors(self) -> None:
@@ -239,7 +263,7 @@ class CapturedGraph:
         tensors = any(
             isinstance(node.meta.get("example_value"), torch.Tensor) for node in self.graph.nodes
         )
-        gm = fx.GraphModule(nn.Module(), self.graph)
+        gm = fx.GraphModule(self.root.module, self.graph)
         text = gm.print_readable(print_output=False)
         # of sizes alone there is nothing to compile
         run = self._call_backend(backend, gm) if tensors else gm.forward

@@ -2,8 +2,8 @@
 
 ``guard(x, y, ...)`` returns None if all holds, else the number of the first condition that fails;
 ``Guards.texts`` says what that condition was. Steps that several conditions share, such as
-``x.batch``, are fetched once. Where CPython counts a dictionary's changes, what known dictionaries
-hold (the attributes of modules) is looked into only if the count is another.
+``x.batch``, are fetched once. Where CPython counts a dictionary's changes, what a known dictionary
+holds (the attributes of a module, a file's globals) is looked into only if its count is another.
 """
 
 from __future__ import annotations
@@ -58,40 +58,56 @@ class Guards:
     def generate(self, parameters: Sequence[str]) -> tuple[Callable[..., int | None], str]:
         """The function and its source text."""
         everything = [(c, s, t) for (c, s), t in self._conditions.items()] + self.late
-        quick = [e for e in everything if self.dict_version and self._table(e[1]) is not None]
-        rest = [e for e in everything if e not in quick]
+        tables: dict[int, Any] = {}
+        about: dict[int, list[Any]] = {}
+        rest = []
+        for one in everything:
+            table = self._table(one[1]) if self.dict_version else None
+            if table is None:
+                rest.append(one)
+            else:
+                tables[id(table)] = table
+                about.setdefault(id(table), []).append(one)
+        quick = [one for group in about.values() for one in group]
         self.texts = [text for _, _, text in (*quick, *rest)]
         lines = [f"def guard({', '.join(parameters)}):", "    try:"]
         namespace = {**self.constants.namespace, "same": same}
         if quick:
-            tables = {id(t): t for t in (self._table(sources) for _, sources, _ in quick)}
-            namespace |= {"tables": list(tables.values()), "dict_version": self.dict_version}
-            namespace["versions"] = [-1] * len(tables)
+            namespace |= {"__tables": list(tables.values()), "__version": self.dict_version}
+            namespace["__versions"] = [-1] * len(tables)
             lines += [
-                "        now = list(map(dict_version, tables))", "        if now != versions:",
-                "            failed = look_into_tables()",
-                "            if failed is not None: return failed",
-                "            versions[:] = now",
+                "        __now = list(map(__version, __tables))",
+                "        if __now != __versions:",
+                "            __failed = __look_again(__now)",
+                "            if __failed is not None: return __failed",
             ]  # fmt: skip
         self._write(lines, rest, len(quick))
         lines += ["        return None", "    except Exception:", "        return -1"]
-        if quick:
-            lines += ["def look_into_tables():", "    if True:"]
-            self._write(lines, quick, 0)
+        count = 0
+        for k, group in enumerate(about.values()):
+            lines += [f"def __look_{k}():", "    if True:"]
+            self._write(lines, group, count)
+            count += len(group)
+        lines += [
+            f"__looks = [{', '.join(f'__look_{k}' for k in range(len(about)))}]",
+            "def __look_again(now):",
+            "    for k, look in enumerate(__looks):",
+            "        if now[k] != __versions[k]:",
+            "            failed = look()",
+            "            if failed is not None: return failed",
+            "            __versions[k] = now[k]",
+        ]
         code = "\n".join(lines)
         exec(compile(code, "<guards>", "exec"), namespace)
         return namespace["guard"], code
 
     def _table(self, sources: tuple[Source, ...]) -> Any:
-        """The known dictionary that a condition is about, if it is about nothing else.
-
-        Not a module's globals, which change all the time.
-        """
+        """The known dictionary that a condition is about, if it is about nothing else."""
         if not sources or len({*sources}) > 1 or not sources[0].known:
             return None
         at = sources[0] if sources[0].base is None else sources[0].base
         obj = self.constants.namespace.get(at.expression) if at.base is None else None
-        return obj if type(obj) is dict and "__name__" not in obj else None
+        return obj if type(obj) is dict else None
 
     def _write(
         self, lines: list[str], conditions: list[tuple[str, tuple[Source, ...], str]], first: int

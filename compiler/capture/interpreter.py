@@ -470,6 +470,23 @@ class Frame(Machine):
         self.yielded = True
         return self.pop()
 
+    def GET_YIELD_FROM_ITER(self, one: Instruction) -> None:
+        self.compute(iter, self.take(1))
+
+    def SEND(self, one: Instruction) -> None:
+        """For ``yield from``, of what is asked for items and sent nothing."""
+        iterator = self.stack[-2]
+        if not isinstance(iterator, IteratorValue):
+            raise Unsupported("await")
+        self.stack.pop()
+        item = iterator.advance(self)
+        if item is None:
+            self.stack.pop()
+            self.push(Constant(None))  # what a generator that is gone through returns
+            self.index = one.target
+        else:
+            self.push(item)
+
     def IMPORT_NAME(self, one: Instruction) -> None:
         level, wanted = (constant(v) for v in self.take(2))
         name = one.arg

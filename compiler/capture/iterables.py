@@ -24,6 +24,7 @@ from compiler.capture.values import (
     DictValue,
     Known,
     ListValue,
+    MappingValue,
     SequenceValue,
     SetValue,
     SliceValue,
@@ -44,6 +45,8 @@ from compiler.capture.registry import FALSE, HANDLERS, NONE, handles
 
 def iterator(frame: Frame, value: Value) -> IteratorValue:
     if isinstance(value, IteratorValue):
+        if value.serial < frame.trace.sealed:
+            raise Unsupported("going on within an operator with an iterator from outside of it")
         return value
     if isinstance(value, methods.ViewValue):
         return ItemIterator(value.items, value.of)
@@ -68,6 +71,8 @@ def iterator(frame: Frame, value: Value) -> IteratorValue:
         made = look(frame.call(method, [value]))
         if isinstance(made, IteratorValue):
             return made
+    elif isinstance(value, MappingValue):
+        return iterator(frame, value.inner)
     raise Unsupported(f"iterating over a {value.cls.__name__}")
 
 
@@ -88,7 +93,7 @@ HANDLERS[iter] = iterator
 def _(frame: Frame, it: Value, default: Value | None = None) -> Value:
     if not isinstance(it, IteratorValue):
         raise Unsupported(f"next() of a {it.cls.__name__}")
-    found = it.advance(frame)
+    found = iterator(frame, it).advance(frame)
     if found is None and default is None:
         raise raising(StopIteration)
     return found or default  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import inspect
 import math
@@ -12,9 +13,10 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from compiler.capture import methods, polyfills
+from compiler.capture import copies, methods, polyfills
 from compiler.capture.attributes import (
     class_attribute,
+    delete_own,
     exception_arguments,
     get_attribute,
     known_name,
@@ -24,12 +26,15 @@ from compiler.capture.attributes import (
     usual_attribute,
 )
 from compiler.capture.calls import bind_arguments
-from compiler.capture.trace import plain
+from compiler.capture.trace import mapping_base, plain
 from compiler.capture.values import (
     ByIdentity,
     Constant,
     DictValue,
+    FunctionValue,
     Known,
+    MappingValue,
+    MethodValue,
     NeedsFrame,
     ObjectValue,
     PartialValue,
@@ -128,6 +133,17 @@ def _(frame: Frame, owner: Value, name: Value, value: Value) -> Value:
     return NONE
 
 
+@handles(delattr)
+def _(frame: Frame, owner: Value, name: Value) -> Value:
+    setter: Any = owner.cls.__delattr__
+    if not isinstance(owner, ObjectValue) or isinstance(owner, ByIdentity):
+        raise Unsupported(f"deleting an attribute of a {owner.cls.__name__}")
+    if isinstance(setter, types.FunctionType):
+        return frame.call(frame.trace.known(setter), [owner, name])
+    delete_own(frame, owner, known_name(name))
+    return NONE
+
+
 @handles(object.__setattr__)
 def _(frame: Frame, owner: Value, name: Value, value: Value) -> Value:
     if not isinstance(owner, ObjectValue) or isinstance(owner, ByIdentity):
@@ -146,6 +162,14 @@ def _(frame: Frame, owner: Value, name: Value) -> Value | None:
     return found
 
 
+@handles(object.__new__)
+def _(frame: Frame, cls: Value, *args: Value) -> Value:
+    kind = constant(cls)
+    if args or not plain(kind):
+        raise Unsupported(f"making a {kind.__name__}")
+    return ObjectValue(kind)
+
+
 @handles(object.__init__)
 def _(frame: Frame, owner: Value, *args: Value) -> Value:
     if args or not isinstance(owner, ObjectValue):
@@ -157,7 +181,11 @@ def _(frame: Frame, owner: Value, *args: Value) -> Value:
 def _(frame: Frame, value: Value, classes: Value) -> Value:
     wanted = constant(classes)
     obj = getattr(value, "obj", None)
-    return Constant(isinstance(obj, wanted) if obj is not None else issubclass(value.cls, wanted))
+    try:
+        found = isinstance(obj, wanted) if obj is not None else issubclass(value.cls, wanted)
+    except TypeError as error:  # no class, or one that refuses such questions
+        raise raising(TypeError, Constant(str(error))) from error
+    return Constant(found)
 
 
 @handles(callable)
@@ -195,6 +223,8 @@ def _(frame: Frame, value: Value) -> Value | None:
     if isinstance(value, DictValue | SetValue):
         return Constant(len(value.entries))
     method = special(frame, value, "__len__")
+    if isinstance(value, MappingValue) and method is None:
+        return Constant(len(value.inner.entries))
     return None if method is None else look(frame.call(method, [value]))
 
 
@@ -215,16 +245,37 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
         exception = ObjectValue(cls)
         exception.arguments = list(args)
         return exception
-    if not plain(cls) or type(cls).__call__ is not type.__call__:
+    base = mapping_base(cls)
+    of_metaclass: Any = type(cls).__call__
+    if isinstance(of_metaclass, types.FunctionType):
+        return look(
+            frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs)
+        )
+    if not (plain(cls) or base) or of_metaclass is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
-    value = ObjectValue(cls)
+    value = ObjectValue(cls) if base is None else MappingValue(cls, base)
     value.born = frame.trace.clock
     init = class_attribute(frame, cls, "__init__")
     if isinstance(init, types.FunctionType):
         frame.call(frame.trace.known(init), [value, *args], kwargs)
+    elif isinstance(value, MappingValue):
+        methods.call_method(frame, value, "update", args, kwargs)
     elif args or kwargs:
         raise Unsupported(f"{cls.__name__}() with arguments")
     return value
+
+
+def signature(frame: Frame, function: Value) -> Value:
+    """Of a function from outside: a constant."""
+    function = look(function)
+    inner = look(function.function) if isinstance(function, MethodValue) else function
+    real = getattr(inner, "real", None)
+    if not isinstance(inner, FunctionValue) or real is None:
+        raise Unsupported("the signature of what is made here")
+    if (inner.defaults or inner.kwdefaults) and not (inner.source and inner.source.known):
+        raise Unsupported("the signature of a function that is made anew each time")
+    found = inspect.signature(real if inner is function else types.MethodType(real, object()))
+    return Known(found, frame.trace.constants.source(found, f"the signature of {inner.name}"))
 
 
 # ---- text
@@ -239,7 +290,8 @@ def formatted(frame: Frame, value: Value, conversion: Value, spec: Value) -> Val
 
 
 SHORTCUTS: dict[Any, Callable[..., Value | None]] = {
-    polyfills.alike: alike, polyfills.formatted: formatted,
+    polyfills.alike: alike, polyfills.formatted: formatted, inspect.signature: signature,
+    copy.deepcopy: copies.deepcopy, copy.copy: copies.shallow,
 }  # fmt: skip
 
 

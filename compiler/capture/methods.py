@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture import polyfills
@@ -11,7 +13,9 @@ from compiler.capture.registry import folded, inside
 from compiler.capture.values import (
     Constant,
     DictValue,
+    Known,
     ListValue,
+    MappingValue,
     SequenceValue,
     SetValue,
     TupleValue,
@@ -66,6 +70,8 @@ def call_method(
     from compiler.capture.iterables import items_of
 
     receiver = look(receiver)
+    if isinstance(receiver, MappingValue):
+        receiver = receiver.inner
     for kind in type(receiver).__mro__:
         handler = METHODS.get((kind, name))
         if handler is not None and receiver.cls is not frozenset:
@@ -232,7 +238,9 @@ def update(frame: Frame, self: DictValue, *others: Value, **named: Value) -> Val
     from compiler.capture.iterables import items_of
 
     for other in others:
-        if isinstance(other, DictValue):
+        if isinstance(other, MappingValue):
+            pairs = _pairs(frame, other)
+        elif isinstance(other, DictValue):
             pairs = list(other.entries.values())
         elif isinstance(other, SequenceValue | IteratorValue):
             pairs = [tuple(items_of(frame, look(p))) for p in items_of(frame, other)]  # type: ignore[misc]
@@ -243,6 +251,44 @@ def update(frame: Frame, self: DictValue, *others: Value, **named: Value) -> Val
     for name, value in named.items():
         set_item(frame, self, Constant(name), value)
     return NONE
+
+
+def _pairs(frame: Frame, other: MappingValue) -> list[tuple[Value, Value]]:
+    """Of another mapping: by its own methods, unless it goes through its keys as a dict does."""
+    from compiler.capture.iterables import items_of
+
+    if getattr(other.cls, "__iter__", None) is dict.__iter__:
+        return list(other.inner.entries.values())
+    names = items_of(frame, frame.call(frame.call(Known(getattr), [other, Constant("keys")]), []))
+    return [(k, frame.call(Known(operator.getitem), [other, k])) for k in names]
+
+
+def _by(function: Any) -> Callable[..., Value]:
+    return lambda frame, self, *args: look(frame.call(Known(function), [self, *args]))
+
+
+for _name, _function in (
+    ("__getitem__", operator.getitem), ("__setitem__", operator.setitem), ("__len__", len),
+    ("__delitem__", operator.delitem), ("__contains__", operator.contains), ("__iter__", iter),
+):  # fmt: skip
+    METHODS[DictValue, _name] = METHODS[ListValue, _name] = _by(_function)
+METHODS[DictValue, "__init__"] = update
+
+
+@method(Known, names="get")
+def get_context(frame: Frame, self: Known, *default: Value) -> Value:
+    """Of a context variable."""
+    if not isinstance(self.value, ContextVar) or not all(map(is_constant, default)):
+        raise Unsupported(f"calling {self.cls.__name__}.get")
+    given = [constant(d) for d in default]
+    try:
+        found = self.value.get(*given)
+    except LookupError as error:
+        raise raising(LookupError, None) from error
+    name = frame.trace.constants.name
+    source = frame.trace.constants.source(self.value, self.value.name)
+    call = f"{{}}.get({', '.join(map(name, given))})"
+    return frame.trace.wrap(found, source.then(call, "{}.get()"))
 
 
 # ---- sets

@@ -188,8 +188,28 @@ MEANINGS[torch.compiler.is_dynamo_compiling] = _is_compiling
 _answers(
     False, torch.jit.is_scripting, torch.jit.is_tracing, torch.compiler.is_exporting,
     torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
-    torch.overrides.has_torch_function_variadic,
+    torch.overrides.has_torch_function_variadic, torch.fx._symbolic_trace.is_fx_tracing,
 )  # fmt: skip
+_answers(None, torch._C._log_api_usage_once, torch._C._get_tracing_state)
+
+
+def _asked(function: Callable[[], Any], possible: bool) -> Callable[..., Value]:
+    """A question whose answer is guarded, if it can be yes at all."""
+
+    def meant(tensors: Tensors, frame: Frame) -> Value:
+        if not possible:
+            return Constant(False)
+        source = tensors.trace.constants.source(function, function.__name__)
+        return tensors.trace.wrap(function(), source.then("{}()"))
+
+    return meant
+
+
+for _device in (torch.cuda, torch.xpu):
+    for _name in ("is_available", "is_current_stream_capturing"):
+        _question = getattr(_device, _name, None)
+        if _question is not None:
+            MEANINGS[_question] = _asked(_question, _device.is_available())
 for _query in (
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.are_deterministic_algorithms_enabled,

@@ -6,10 +6,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from compiler.capture import methods, polyfills
-from compiler.capture.attributes import (
-    lookup,
-    special,
-)
+from compiler.capture.attributes import held, lookup, special
 from compiler.capture.iterators import IteratorValue
 from compiler.capture.values import (
     ByIdentity,
@@ -137,7 +134,7 @@ def _equal(frame: Frame, a: Value, b: Value) -> bool | None:
     """Equality where no class has its own; None if unsure."""
     if a is b and not isinstance(a, Constant):
         return None if isinstance(a, ByIdentity) else True
-    both = (a, b)
+    both = a, b = held(a), held(b)
     for kind, polyfill in (
         (SequenceValue, polyfills.sequences_equal),
         (DictValue, polyfills.dicts_equal),
@@ -187,12 +184,15 @@ def _identical(frame: Frame, a: Value, b: Value) -> bool:
             frame.trace.guards.add("{} is not None", (a.source or b.source))  # type: ignore[arg-type]
             return False
         raise Unsupported("the identity of an object that is not known")
+    both = isinstance(a, FunctionValue) and isinstance(b, FunctionValue)
+    if both and a.real is not None and a.real is b.real:  # type: ignore[attr-defined]
+        return True
     if a.source is not None and b.source is not None and a.cls is b.cls:
         frame.trace.guards.late.append(
             ("{} is not {}", (a.source, b.source), f"{a.source} is not {b.source}")
         )
-    if a.cls is b.cls and isinstance(a, FunctionValue | TupleValue) and a.cls is not tuple:
-        raise Unsupported("the identity of functions")
+    if a.cls is b.cls and isinstance(a, TupleValue) and a.cls is not tuple:
+        raise Unsupported("the identity of tuples")
     return False
 
 
@@ -222,11 +222,12 @@ def _(frame: Frame, a: Value) -> Value | None:
 
 @handles(operator.contains)
 def _(frame: Frame, container: Value, item: Value) -> Value | None:
-    if isinstance(container, DictValue | SetValue):
-        return Constant(key(item) in container.entries)
     method = special(frame, container, "__contains__")
     if method is not None:
         return Constant(frame.truth(look(frame.call(method, [container, item]))))
+    container = held(container)
+    if isinstance(container, DictValue | SetValue):
+        return Constant(key(item) in container.entries)
     if is_constant(container) and is_constant(item):
         return None
     if isinstance(container, SequenceValue | IteratorValue):
@@ -239,6 +240,7 @@ def _(frame: Frame, a: Value, index: Value) -> Value | None:
     method = special(frame, a, "__getitem__")
     if method is not None:
         return look(frame.call(method, [a, index]))
+    a = held(a)
     if isinstance(a, DictValue):
         found = a.entries.get(key(index))
         if found is not None:
@@ -278,6 +280,7 @@ def _(frame: Frame, a: Value, index: Value, value: Value) -> Value | None:
     method = special(frame, a, "__setitem__")
     if method is not None:
         return frame.call(method, [a, index, value])
+    a = held(a)
     if isinstance(a, ListValue) and isinstance(index, SliceValue):
         items = items_of(frame, value)
         frame.trace.mutate(a)
@@ -298,6 +301,10 @@ def _(frame: Frame, a: Value, index: Value, value: Value) -> Value | None:
 
 @handles(operator.delitem)
 def _(frame: Frame, a: Value, index: Value) -> Value:
+    method = special(frame, a, "__delitem__")
+    if method is not None:
+        return frame.call(method, [a, index])
+    a = held(a)
     if isinstance(a, ListValue):
         place = _index(frame, index)
         if isinstance(place, int) and not -len(a.items) <= place < len(a.items):

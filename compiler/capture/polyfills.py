@@ -132,6 +132,26 @@ def formatted(value: Any, conversion: int, spec: str) -> str:
     return format(value, spec)
 
 
+class Context:
+    """What the forward of a custom autograd function leaves for its backward (``ctx``)."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+
 def less(a: Any, b: Any) -> bool:
     return bool(a < b)
 

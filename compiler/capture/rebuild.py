@@ -23,8 +23,10 @@ from compiler.capture.values import (
     Known,
     Lazy,
     ListValue,
+    MappingValue,
     MethodValue,
     NamedMethod,
+    NamespaceValue,
     ObjectValue,
     PartialValue,
     Recaptured,
@@ -131,12 +133,25 @@ class Rebuild:
             elif isinstance(value, ObjectValue):
                 put = self.helper(object.__setattr__)
                 for name in value.changed:
-                    made = self.expression(value.attributes[name])
-                    self.effects.append(f"{put}({target}, {name!r}, {made})")
+                    content = value.attributes[name]
+                    if content is None:
+                        gone = self.helper(object.__delattr__)
+                        self.effects.append(f"{gone}({target}, {name!r})")
+                        continue
+                    self.effects.append(f"{put}({target}, {name!r}, {self.expression(content)})")
             else:
                 raise CannotRebuild(value)
 
     def _dictionary_effects(self, value: DictValue, target: str) -> None:
+        if value.within:
+            base: Any = value.cls
+            names = value.entries if value.rewritten else value.changed
+            if value.rewritten:
+                self.effects.append(f"{self.helper(base.clear)}({target})")
+            put = self.helper(base.__setitem__)
+            for name in names:
+                self.effects.append(f"{put}({target}, {self.many(value.entries[name])})")
+            return
         if value.rewritten:
             pairs = self.pairs(value)
             made = self.new(DictValue({}), f"[{pairs}]")
@@ -212,10 +227,17 @@ def _cell(r: Rebuild, value: CellValue) -> str:
 
 def _object(r: Rebuild, value: ObjectValue) -> str:
     if issubclass(value.cls, BaseException):
+        if None in value.arguments:  # a message that only Python knows
+            raise CannotRebuild(value)
         return r.new(value, f"{r.helper(value.cls)}({r.many(value.arguments)})")
-    name = r.new(value, f"{r.helper(object.__new__)}({r.helper(value.cls)})")
+    new: Any = value.inner.cls.__new__ if isinstance(value, MappingValue) else object.__new__
+    name = r.new(value, f"{r.helper(new)}({r.helper(value.cls)})")
+    if isinstance(value, MappingValue):
+        put = r.helper(value.inner.cls.__setitem__)  # type: ignore[attr-defined]
+        for pair in value.inner.entries.values():
+            r.builds.append(f"{put}({name}, {r.many(pair)})")
     for attribute, content in value.attributes.items():
-        if attribute in value.changed:
+        if attribute in value.changed and content is not None:
             made = r.expression(content)
             r.builds.append(f"{r.helper(object.__setattr__)}({name}, {attribute!r}, {made})")
     return name
@@ -244,6 +266,8 @@ _MAKERS: dict[type, Callable[..., str]] = {
     ),
     NamedMethod: lambda r, v: r.new(v, f"getattr({r.expression(v.receiver)}, {v.name!r})"),
     ObjectValue: _object,
+    MappingValue: _object,
+    NamespaceValue: lambda r, v: f"{r.expression(v.owner)}.__dict__",
     Recaptured: lambda r, v: r.new(v, f"{r.helper(r.recapture)}({r.expression(v.function)})"),
     PartialValue: _partial,
     ItemIterator: _items,

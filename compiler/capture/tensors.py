@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from compiler.capture import managers, mended, modules, state
+from compiler.capture import managers, mended, modules, regions, state
 from compiler.capture.extension import Extension, GraphCall
 from compiler.capture.graph import CapturedGraph
 from compiler.capture.sources import Source
@@ -74,6 +74,9 @@ _ON_TENSORS = _ON_NUMBERS | {
     operator.matmul, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.invert,
     operator.ilshift, operator.irshift, operator.getitem, operator.setitem, pow, round,
 }  # fmt: skip
+
+
+_MEANINGS: dict[Any, Any] = {**modules.MEANINGS, **mended.MEANINGS, **regions.MEANINGS}
 
 
 class TensorValue(ByIdentity):
@@ -201,6 +204,7 @@ class Tensors(Extension):
             text = str(error).strip().split("\n")[0]
             name = method or getattr(target, "__name__", str(target))
             raise Unsupported(f"{name}: {type(error).__name__}: {text}") from error
+        self.graph.refuse_data()
         changes = _changes(method or getattr(target, "__name__", ""), kwargs)
         if not changes and found is not None and not _symbolic(found):
             return self.result(None, found)
@@ -243,7 +247,7 @@ class Tensors(Extension):
         if isinstance(function, FunctionValue):
             if function.real is not None and function.real in overridable():
                 return self.operation(function.real, args, kwargs)
-            meant = modules.MEANINGS.get(function.real) or mended.MEANINGS.get(function.real)
+            meant = _MEANINGS.get(function.real)
             return None if meant is None else meant(self, frame, *args, **kwargs)
         if isinstance(function, Known):
             return self._known(frame, function.value, args, kwargs)
@@ -253,7 +257,7 @@ class Tensors(Extension):
         self, frame: Frame, obj: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value | None:
         try:
-            meant = modules.MEANINGS.get(obj) or mended.MEANINGS.get(obj)
+            meant = _MEANINGS.get(obj)
         except TypeError:
             return None
         if meant is not None:

@@ -7,6 +7,7 @@ import functools
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from compiler.capture.guards import Guards
@@ -20,6 +21,7 @@ from compiler.capture.values import (
     Known,
     Lazy,
     ListValue,
+    MappingValue,
     MethodValue,
     NamedMethod,
     ObjectValue,
@@ -30,6 +32,7 @@ from compiler.capture.values import (
     TupleValue,
     Unsupported,
     Value,
+    key,
 )
 
 LITERALS = frozenset(
@@ -39,7 +42,7 @@ IDENTITIES = (
     type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType, enum.Enum,
     types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType,
-    types.CodeType, property, classmethod, staticmethod, functools.cached_property,
+    types.CodeType, property, classmethod, staticmethod, functools.cached_property, ContextVar,
 )  # fmt: skip
 
 
@@ -58,6 +61,7 @@ class Trace:
         self.compiling = self.asked_compiling = False  # what is_compiling() says; if it was asked
         self.trials = 0  # how many branches were asked about: see mended
         self.refused: set[int] = set()  # those, by number, that cannot be captured
+        self.sealed = 0  # values made before this serial must not change: see regions
         self.tensors = extension(self)
 
     # ---- values from outside
@@ -154,6 +158,10 @@ class Trace:
             return Known(obj, self.pin(obj, source))
         if plain(cls):
             return ObjectValue(cls, obj, self.typed(obj, source))
+        base = mapping_base(cls)
+        if base is not None:
+            source = self.typed(obj, source)
+            return MappingValue(cls, base, obj, source, lambda: self._held(obj, base, source))
         return Foreign(obj, source)
 
     def _sequence(self, obj: Any, source: Source) -> Value:
@@ -171,15 +179,17 @@ class Trace:
         return source.then(f"{{}}[{self.constants.name(key)}]")
 
     def _dictionary(self, obj: Any, source: Source) -> Value:
-        if not all(type(k) in LITERALS or isinstance(k, IDENTITIES) for k in obj):
+        if not all(map(_plain_key, obj)):
             return Foreign(obj, source)
         source = self.typed(obj, source)
         name = self.constants.name(list(obj))
         self.guards.add(
             f"list({{}}) == {name}", source, text=f"{source.text} has keys {list(obj)!r:.80}"
         )
+        names = {k: self.known(k) for k in obj}
         entries = {
-            k: (self.known(k), self.lazy(v, self.key_source(source, k))) for k, v in obj.items()
+            key(names[k]): (names[k], self.lazy(v, self.key_source(source, k)))
+            for k, v in obj.items()
         }
         factory = None
         if type(obj) is defaultdict:
@@ -187,13 +197,33 @@ class Trace:
         cls = type(obj)
         return DictValue(entries, cls, source, factory)  # type: ignore[arg-type]
 
+    def _held(self, obj: Any, base: Any, source: Source) -> DictValue:
+        """What an instance of a subclass of dict holds, past the methods of its class."""
+        names = list(base.keys(obj))
+        if not all(map(_plain_key, names)):
+            raise Unsupported(f"the keys of a {type(obj).__name__}")
+        keys, get = self.constants.name(base.keys), self.constants.name(base.__getitem__)
+        self.guards.add(
+            f"list({keys}({{}})) == {self.constants.name(names)}", source,
+            text=f"{source.text} has keys {names!r:.80}",
+        )  # fmt: skip
+        entries = {}
+        for k in names:
+            step = source.then(f"{get}({{}}, {self.constants.name(k)})", f"{{}}[{k!r}]")
+            name = self.known(k)
+            entries[key(name)] = (name, self.lazy(base.__getitem__(obj, k), step))
+        found = DictValue(entries, base, source)
+        found.within = True
+        return found
+
     def _set(self, obj: Any, source: Source) -> Value:
-        if not all(type(k) in LITERALS or isinstance(k, IDENTITIES) for k in obj):
+        if not all(map(_plain_key, obj)):
             return Foreign(obj, source)
         source = self.typed(obj, source)
         order = list(obj)  # sets of equal items may differ in it
         self.guards.add(f"list({{}}) == {self.constants.name(order)}", source)
-        return SetValue({k: self.known(k) for k in order}, type(obj), source)
+        values = [self.known(k) for k in order]
+        return SetValue({key(v): v for v in values}, type(obj), source)
 
     def function(self, obj: types.FunctionType, source: Source) -> FunctionValue:
         """By identity where the way to it is known, else by its code: closures are made anew."""
@@ -263,6 +293,8 @@ class Trace:
 
     def mutate(self, value: Value) -> None:
         """Note that a value changes; one from outside is written back at the end."""
+        if self.sealed and (value.source is not None or value.serial < self.sealed):
+            raise Unsupported("a change within an operator of what stands outside of it")
         if value.frozen:
             raise Unsupported("a change of an object whose __dict__ was read")
         if value.source is not None:
@@ -283,6 +315,13 @@ class Trace:
 _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 
+def _plain_key(k: Any) -> bool:
+    """Whether a key is a literal, or is compared by identity."""
+    cls = type(k)
+    by_identity = cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__
+    return cls in LITERALS or isinstance(k, IDENTITIES) or (by_identity and plain(cls))
+
+
 def _is_method(obj: Any) -> bool:
     """Whether a built-in function is the method of a value, such as ``items.append``."""
     owner = obj.__self__
@@ -300,6 +339,16 @@ def is_empty(cell: types.CellType) -> bool:
 
 
 _PLAIN_CLASS: Any = type.__getattribute__
+
+
+def mapping_base(cls: Any) -> Any:
+    """dict or OrderedDict, where a class is a plain subclass of it in Python; else None."""
+    base = OrderedDict if issubclass(cls, OrderedDict) else dict
+    if not issubclass(cls, base) or issubclass(cls, defaultdict):
+        return None
+    python = all(b in (object, dict, OrderedDict) or b.__flags__ & (1 << 9) for b in cls.__mro__)
+    usual = type(cls).__getattribute__ is _PLAIN_CLASS and cls.__new__ is base.__new__
+    return base if python and usual else None
 
 
 def plain(cls: Any) -> bool:

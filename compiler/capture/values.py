@@ -8,14 +8,14 @@ that no more is guarded than was used.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from compiler.capture.sources import Source
 
-if TYPE_CHECKING:
-    pass
+serials = itertools.count(1)
 
 
 class Unsupported(Exception):
@@ -47,7 +47,13 @@ class Value:
     cls: type = object
     source: Source | None = None
     born: int = 0
+    serial: int  # greater for values made later
     frozen = False  # not to be changed here
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.serial = next(serials)
+        return made
 
 
 class Null(Value):
@@ -205,6 +211,7 @@ class DictValue(Value):
         self.entries, self.cls, self.source, self.factory = entries, cls, source, factory
         self.changed: dict[Any, None] = {}
         self.rewritten = False
+        self.within = False  # an object of a subclass, whose own methods it must not call
 
 
 class SetValue(Value):
@@ -314,9 +321,52 @@ class ObjectValue(Value):
 
     def __init__(self, cls: type, obj: Any = None, source: Source | None = None) -> None:
         self.cls, self.obj, self.source = cls, obj, source
-        self.attributes: dict[str, Value] = {}
+        self.attributes: dict[str, Value | None] = {}
         self.changed: dict[str, None] = {}
         self.arguments: list[Value | None] = []  # of an exception: what it was made with
+
+
+class MappingValue(ObjectValue):
+    """An instance of a subclass of dict: an object, and the dictionary that it is."""
+
+    def __init__(
+        self, cls: type, base: type, obj: Any = None, source: Source | None = None,
+        fill: Callable[[], DictValue] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(cls, obj, source)
+        self._inner = None if fill else DictValue({}, base)
+        self._fill = fill
+
+    @property
+    def inner(self) -> DictValue:
+        if self._inner is None:
+            assert self._fill is not None
+            self._inner = self._fill()
+        return self._inner
+
+
+class NamespaceValue(DictValue):
+    """The ``__dict__`` of an object as it is now, which is not changed by this name.
+
+    ``before``: what an object from outside had in it.
+    """
+
+    frozen = True
+
+    def __init__(self, owner: ObjectValue, before: dict[str, Value]) -> None:
+        super().__init__({})
+        self.owner, self.before = owner, before
+
+    @property  # type: ignore[override]
+    def entries(self) -> dict[Any, tuple[Value, Value]]:
+        slots = {n for base in self.owner.cls.__mro__ for n in base.__dict__.get("__slots__", ())}
+        changed = {k: v for k, v in self.owner.attributes.items() if k in self.owner.changed}
+        own = {**self.before, **changed}.items()
+        return {k: (Constant(k), v) for k, v in own if v is not None and k not in slots}
+
+    @entries.setter
+    def entries(self, given: Any) -> None:
+        pass
 
 
 class Handling(Value):

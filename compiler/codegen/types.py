@@ -18,9 +18,12 @@ CTYPES: dict[torch.dtype, str] = {
 }
 
 
+HALVES = (torch.bfloat16, torch.float16)  # f16 in Triton alone
+
+
 def computed(dtype: torch.dtype) -> torch.dtype:
-    """The type that an operation on ``dtype`` computes in: bf16 is computed in f32."""
-    return torch.float32 if dtype == torch.bfloat16 else dtype
+    """The type that an operation on ``dtype`` computes in: bf16 and f16 are computed in f32."""
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def register_type(dtype: torch.dtype) -> str:

@@ -121,6 +121,8 @@ class Bags:
         offsets = self.offsets
         if not isinstance(offsets, Tensor):
             return None
+        if not offsets.is_cpu:
+            raise BagError(f"offsets {_seen(offsets)}: wanted on the CPU")
         size = offsets.element_size()
         bags = offsets.shape[1] - self.include_last_offset
         return offsets.data_ptr(), offsets.stride(0) * size, _WIDE[offsets.dtype], bags
@@ -128,6 +130,8 @@ class Bags:
     def _fields(self, f: int, rows: int, shared: tuple[int, int, int, int] | None) -> list[int]:
         ids = self.ids[f]
         count, length = ids.numel(), 0
+        if not ids.is_cpu:
+            raise BagError(f"{self.name(f)}: ids {_seen(ids)}: wanted on the CPU")
         if count > _LIMIT or rows > _LIMIT:
             raise BagError(f"{self.name(f)}: more than 2^32 - 1 ids or rows")
         if shared is not None and shared[3] >= 0 and ids.dim() == 1:
@@ -138,6 +142,8 @@ class Bags:
                 start, wide, length = 0, 0, ids.shape[1]
             else:
                 offsets = self.offsets[f]
+                if not offsets.is_cpu:
+                    raise BagError(f"{self.name(f)}: offsets {_seen(offsets)}: wanted on the CPU")
                 start, wide = offsets.data_ptr(), _WIDE[offsets.dtype]
         weight = None if self.weights is None else self.weights[f]
         if weight is not None:
@@ -175,8 +181,8 @@ class Problem(ctypes.Structure):
 
 
 def _plain(tensor: Tensor, bags: Bags, f: int, what: str) -> Tensor:
-    if tensor.dtype not in _WIDE or not tensor.is_cpu:
-        raise BagError(f"{bags.name(f)}: {what} must be i32 or i64 on the CPU, not {_seen(tensor)}")
+    if tensor.dtype not in _WIDE:
+        raise BagError(f"{bags.name(f)}: {what} must be i32 or i64, not {_seen(tensor)}")
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 

@@ -54,7 +54,7 @@ class Branch:
             raise Decline("leaves or goes on with a loop around it")
         if returns and not (leaves(s.body) and leaves(s.orelse)):
             raise Decline("returns from inside a loop, with or try statement around it")
-        fresh = self.flow.fresh_names()
+        fresh = self.flow.fresh_names(s)
         effect = self._effect(fresh)
         conditions = Conditions(self.flow, s)
         test = conditions.test(copy.deepcopy(s.test))
@@ -126,7 +126,7 @@ class Branch:
         if python:
             self._take_in(python)
             return None
-        self.attempt.refuse_changes(s, names, fresh)
+        self.attempt.refuse_changes(s, names, self.flow.fresh_names())
         return names
 
     def _take_in(self, python: list[str]) -> None:

@@ -13,6 +13,9 @@ from compiler.mend.dataflow import Sorts
 from compiler.mend.function import RUNTIME, Function
 from compiler.mend.kinds import METADATA, TORCH, Env, Scope, Sort, sort_of
 
+CHANGING = set(  # methods of lists, dictionaries and sets
+    "append extend insert remove pop clear sort reverse update setdefault popitem add discard".split()
+)
 OUTSIDE = "<outside>"  # parameters, attributes and globals: they may all share storage
 
 
@@ -141,37 +144,56 @@ class Flow:
     def classes(self) -> dict[str, str]:
         """Names to representatives: names of one class may share storage."""
         if self._classes is None:
-            parent: dict[str, str] = {}
-
-            def find(name: str) -> str:
-                while parent.setdefault(name, name) != name:
-                    name = parent[name]
-                return name
-
-            for name in self.graph.parameters:
-                parent[find(name)] = find(OUTSIDE)
-            for targets, sources in self._transfers():
-                for one in (*targets, *sources):
-                    parent[find(one)] = find(next(iter((*targets, *sources))))
-            self._classes = {name: find(name) for name in list(parent)}
+            self._classes = self._joined(cfg.own_nodes(self.function.node.body))
         return self._classes
+
+    def _joined(self, nodes: Iterable[ast.AST]) -> dict[str, str]:
+        parent: dict[str, str] = {}
+
+        def find(name: str) -> str:
+            while parent.setdefault(name, name) != name:
+                name = parent[name]
+            return name
+
+        for name in self.graph.parameters:
+            parent[find(name)] = find(OUTSIDE)
+        for targets, sources in self._transfers(nodes):
+            for one in (*targets, *sources):
+                parent[find(one)] = find(next(iter((*targets, *sources))))
+        return {name: find(name) for name in list(parent)}
 
     def together(self, names: Iterable[str]) -> set[str]:
         """The representatives of names."""
         classes = self.classes()
         return {classes.get(name, name) for name in names}
 
-    def fresh_names(self) -> set[str]:
-        """Local names whose tensors nothing else can reach."""
+    def fresh_names(self, at: ast.stmt | None = None) -> set[str]:
+        """Local names whose tensors nothing else can reach; ``at``: when control comes there."""
+        classes = self.classes() if at is None else self._joined(self._before(at))
         count: dict[str, int] = {}
-        for representative in self.classes().values():
+        for representative in classes.values():
             count[representative] = count.get(representative, 0) + 1
         local = self.scope.locals - self.graph.parameters - self.graph.captured
-        return {n for n in local if count.get(self.classes().get(n, n), 1) == 1}
+        return {n for n in local if count.get(classes.get(n, n), 1) == 1}
 
-    def _transfers(self) -> Iterator[tuple[set[str], set[str]]]:
+    def _before(self, at: ast.stmt) -> Iterator[ast.AST]:
+        """What may have run when control comes to a statement: what stands before it, and the
+        whole of the loops that it stands in."""
+        nodes = list(cfg.own_nodes(self.function.node.body))
+        loops = [n for n in nodes if isinstance(n, ast.For | ast.While)]
+        around = [n for n in loops if n is not at and any(m is at for m in cfg.own_nodes([n]))]
+        inside = {id(m) for n in around for m in cfg.own_nodes([n])}
+        within = {id(m) for m in cfg.own_nodes([at])}
+        for n in nodes:
+            earlier = (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)) < (
+                at.lineno, at.col_offset
+            )  # fmt: skip
+            if id(n) in inside or (earlier and id(n) not in within):
+                yield n
+
+    def _transfers(self, nodes: Iterable[ast.AST]) -> Iterator[tuple[set[str], set[str]]]:
         """Assignments, as names that get storage and names that they may get it from."""
-        for s in cfg.own_nodes(self.function.node.body):
+        for s in nodes:
             env = self.sorts(s) if isinstance(s, ast.stmt) else {}
             match s:
                 case ast.Assign():
@@ -193,6 +215,52 @@ class Flow:
                         names = self._shared_by(given, env)
                         if names and callee.value is not None and _root(callee.value) != RUNTIME:
                             yield set(), names
+
+    def changed_outside(self, at: ast.stmt) -> str:
+        """Something that outlives the call and may have changed when control comes to a statement,
+        in words; empty if there is nothing."""
+        names = cfg.declared(self.function.node)
+        before = list(self._before(at))
+        # what is stored in a tensor or container made here makes it no part of the outside
+        classes = self._joined(n for n in before if not _stores(n))
+
+        def outside(name: str) -> bool:
+            if name not in self.scope.locals:
+                return True
+            if _made_here(name, before) or self._rebound(name, before):
+                return False
+            return classes.get(name, name) == classes.get(OUTSIDE, OUTSIDE)
+
+        for node, name in self.changed_in_place(before):
+            if outside(name):
+                target = getattr(node, "target", None) or node
+                return ast.unparse(target).split("\n")[0]
+        for node in before:
+            match node:
+                case ast.Assign(targets=targets):
+                    for target in targets:
+                        root = _root(target)
+                        plain = isinstance(target, ast.Name | ast.Tuple | ast.List | ast.Starred)
+                        if root in names or (not plain and outside(root)):
+                            return ast.unparse(target)
+                case ast.AugAssign(target=ast.Name(id=name)) if name in names:
+                    return name
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=base, attr=method))):
+                    if method in CHANGING and outside(_root(base)):
+                        return ast.unparse(base)
+        return ""
+
+    def _rebound(self, name: str, before: Iterable[ast.AST]) -> bool:
+        """Whether a name was last given what shares storage with nothing, on every path."""
+        own = {id(s) for s in self.function.node.body}
+        given = [
+            s for s in before if isinstance(s, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == name for t in s.targets)
+        ]  # fmt: skip
+        last = max(given, key=lambda s: (s.lineno, s.col_offset), default=None)
+        return last is not None and id(last) in own and not self.shares(
+            last.value, self.sorts(last)
+        )  # fmt: skip
 
     def _pairs(
         self, target: ast.expr, value: ast.expr, env: Env
@@ -229,6 +297,22 @@ class Flow:
                     for target in node.targets:
                         if isinstance(target, ast.Subscript):
                             yield node, _root(target)
+
+
+def _stores(node: ast.AST) -> bool:
+    """Whether a statement puts something into a tensor or container."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return isinstance(node, ast.Expr) or any(isinstance(t, ast.Subscript) for t in targets)
+
+
+def _made_here(name: str, nodes: Iterable[ast.AST]) -> bool:
+    """Whether all that a name is given are containers that are made for it."""
+    literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+    given = [
+        n.value for n in nodes if isinstance(n, ast.Assign)
+        for t in n.targets if isinstance(t, ast.Name) and t.id == name
+    ]  # fmt: skip
+    return bool(given) and all(isinstance(value, literals) for value in given)
 
 
 def _root(tree: ast.AST) -> str:

@@ -174,14 +174,19 @@ class _Mender:
     # ── who catches ──
 
     def _spread(self) -> None:
-        """Mark what is called inside of a ``try``, and all that it calls in turn."""
+        """Mark what is called inside of a ``try``, and all that it calls in turn.
+
+        Where a ``try`` holds a call of something unknown, that may be any part but those that lead
+        to this one: it is taken that nobody's callers are called back.
+        """
         work = []
         for part in self.parts.values():
             for called in part.calls:
                 if called.caught:
                     work += self._called(called)
             if part.node is not None and _catches_unknown(part.node, part.calls):
-                work += [p for p in self.parts.values() if p is not part]
+                leading = self._leading_to(part)
+                work += [p for p in self.parts.values() if id(p) not in leading]
         while work:
             part = work.pop()
             if not part.caught:
@@ -191,6 +196,21 @@ class _Mender:
                 if isinstance(part.instance, torch.nn.Module):
                     inside = {id(m) for m in part.instance.modules()} - {id(part.instance)}
                     work += [p for p in self.parts.values() if id(p.instance) in inside]
+
+    def _leading_to(self, part: Part) -> set[int]:
+        """A part, those that call it, and those that call them."""
+        found, grown = {id(part)}, True
+        edges = [
+            (id(caller), id(p))
+            for caller in self.parts.values()
+            for called in caller.calls
+            for p in self._called(called)
+        ]
+        while grown:
+            more = {caller for caller, callee in edges if callee in found}
+            grown = not more <= found
+            found |= more
+        return found
 
     def _called(self, called: Called) -> list[Part]:
         if isinstance(called.target, torch.nn.Module):

@@ -20,6 +20,7 @@ from compiler.bags import Lookup, Prologue
 from compiler.patterns.match import Rewrite, argument, dimension, kind, rank, value
 
 ROWS = (torch.float32, torch.bfloat16)
+ROWS_ON_GPU = (*ROWS, torch.float16)
 
 
 @dataclass(eq=False)
@@ -94,9 +95,12 @@ def _bag(node: fx.Node) -> Bag | None:
         return None
     table, ids = value(bag.table), value(bag.ids)
     tensors = [t for t in (table, ids, value(bag.offsets), value(bag.weights)) if t is not None]
-    if not all(isinstance(t, Tensor) and t.device.type == "cpu" for t in tensors):
+    if not all(isinstance(t, Tensor) for t in tensors):
         return None
-    if table.dtype not in ROWS or ids.dtype not in (torch.int32, torch.int64):
+    if table.dtype not in (ROWS if table.is_cpu else ROWS_ON_GPU) or ids.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
         return None
     if bag.weights is not None and value(bag.weights).dtype != torch.float32:
         return None
@@ -228,7 +232,7 @@ def _before(rewrite: Rewrite, bags: list[Bag]) -> fx.Node:
     lookup = Lookup(
         tuple(bag.mode for bag in bags), tuple(bag.padding for bag in bags),
         bags[0].include_last_offset, tuple(table_name(bag.table) for bag in bags),
-        tuple(bag.sparse for bag in bags),
+        tuple(bag.sparse for bag in bags), rewrite.target,
     )  # fmt: skip
     parts = [[bag.table for bag in bags], [bag.ids for bag in bags],
              [bag.offsets for bag in bags], [bag.weights for bag in bags]]  # fmt: skip

@@ -40,7 +40,8 @@ def _match(rewrite: Rewrite, pairs: fx.Node) -> None:
     if features is None or len(products.users) != 1 or rank(features) != 3:  # type: ignore[union-attr]
         return
     found = value(features)
-    if found.dtype not in (torch.float32, torch.bfloat16) or not isinstance(found.shape[1], int):
+    types = (torch.float32, torch.bfloat16, *([] if found.is_cpu else [torch.float16]))
+    if found.dtype not in types or not isinstance(found.shape[1], int):
         return
     checks = list(rewrite.checks)
     rows, columns = rewrite.known(index[1]), rewrite.known(index[2])

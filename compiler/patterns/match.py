@@ -103,7 +103,7 @@ class Rewrite:
     def __init__(
         self, gm: fx.GraphModule, inputs: list[Any], constants: bool, autotune: bool
     ) -> None:
-        self.autotune = autotune
+        self.autotune, self.target = autotune, "cpp"
         self.gm, self.graph, self.inputs, self.constants = gm, gm.graph, inputs, constants
         self.found: list[str] = []
         self.checks: list[tuple[int, Tensor]] = []

@@ -42,12 +42,14 @@ def _is_layer(node: Any) -> bool:
     if kind(node) != "linear" or rank(node) != 2:
         return False
     given = [argument(node, k, name) for k, name in enumerate(("input", "weight", "bias"))]
-    if not all(isinstance(v := value(g), Tensor) and v.device.type == "cpu" for g in given):
+    if not all(isinstance(value(g), Tensor) for g in given):
         return False
-    types = {value(g).dtype for g in given}
-    halves = torch.is_autocast_enabled("cpu")
-    if halves and torch.get_autocast_dtype("cpu") != torch.bfloat16:
+    types, device = {value(g).dtype for g in given}, value(given[0]).device.type
+    halves = torch.is_autocast_enabled(device)
+    if halves and torch.get_autocast_dtype(device) != torch.bfloat16:
         return False
+    if device != "cpu" and not halves and types == {torch.float16}:
+        return True
     return types in ({torch.float32}, {torch.bfloat16}) or (
         halves and types <= {torch.float32, torch.bfloat16}
     )
@@ -85,8 +87,11 @@ def _apart_is_faster(chain: list[Layer]) -> bool:
     """Whether PyTorch's layers, one by one, beat the fused chain for the example sizes."""
     x = value(argument(chain[0][0], 0, "input"))
     shapes = [value(argument(n, 1, "weight")).shape for n, _, _ in chain]
-    dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
+    device = x.device
+    dtype = torch.bfloat16 if torch.is_autocast_enabled(device.type) else x.dtype
     batch = compat.example_size(x.shape[0])
+    if device.type == "cuda":
+        return _apart_is_faster_on_gpu(batch, shapes, [name for _, _, name in chain], dtype, device)
     with compat.real_tensors():
         data = torch.randn(batch, shapes[0][1]).to(dtype)
         layers = [
@@ -101,6 +106,23 @@ def _apart_is_faster(chain: list[Layer]) -> bool:
         if compat.has_onednn():
             ways["oneDNN"] = lambda: _by_onednn(data, layers)
         return autotune.choose(f"mlp {batch} x {widths} {dtype}", ways) != "fused"
+
+
+def _apart_is_faster_on_gpu(
+    batch: int, shapes: list[torch.Size], names: list[str], dtype: torch.dtype,
+    device: torch.device,
+) -> bool:  # fmt: skip
+    with compat.real_tensors(), torch.no_grad():
+        x = torch.randn(batch, shapes[0][1], dtype=dtype, device=device)
+        weights = [torch.randn(*shape, dtype=dtype, device=device) for shape in shapes]
+        biases = [w.new_zeros(w.shape[0]) for w in weights]
+        layers = [mlp_kernel.Layer(*one) for one in zip(weights, biases, names, strict=True)]
+        widths = "-".join(str(n) for n in (shapes[0][1], *(shape[0] for shape in shapes)))
+        ways = {
+            "fused": lambda: torch.ops.dlrm.mlp(x, weights, biases, ",".join(names)),
+            "apart": lambda: mlp_kernel.reference(x, layers),
+        }
+        return autotune.choose(f"mlp {batch} x {widths} {dtype}", ways, device) != "fused"
 
 
 def _by_onednn(x: Tensor, layers: list[mlp_kernel.Layer]) -> Tensor:

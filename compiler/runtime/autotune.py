@@ -21,17 +21,26 @@ from compiler.runtime import build
 ROUNDS = 7
 
 
-def choose(question: str, ways: Mapping[str, Callable[[], object]]) -> str:
+CPU = torch.device("cpu")
+
+
+def choose(
+    question: str, ways: Mapping[str, Callable[[], object]], device: torch.device = CPU
+) -> str:
     """The name of the fastest way; ``question`` says what is computed, with shapes and types."""
-    key = f"{question} on {build.cpu_name()} with {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        key = f"{question} on {torch.cuda.get_device_name(device)}"
+    else:
+        key = f"{question} on {build.cpu_name()} with {torch.get_num_threads()} threads"
     file = _file(key)
     known = _read(file)
     if known in ways:
         return known
-    times = {name: _once(way) for name, way in ways.items()}  # warms up, too
+    once = _once_on_gpu if device.type == "cuda" else _once
+    times = {name: once(way) for name, way in ways.items()}  # warms up, too
     for _ in range(ROUNDS):
         for name, way in ways.items():
-            times[name] = min(times[name], _once(way))
+            times[name] = min(times[name], once(way))
     best = min(times, key=lambda name: times[name])
     _write(file, {"question": key, "best": best, "seconds": times})
     return best
@@ -41,6 +50,16 @@ def _once(way: Callable[[], object]) -> float:
     started = time.perf_counter()
     way()
     return time.perf_counter() - started
+
+
+def _once_on_gpu(way: Callable[[], object]) -> float:
+    """By the device's own clock, as a launch returns before its kernel has run."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    way()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def _file(key: str) -> Path:

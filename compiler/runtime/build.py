@@ -58,7 +58,7 @@ def _load(source: str, flags: tuple[str, ...], cxx: str, folder: Path) -> ctypes
     ).hexdigest()[:32]
     if _intact(folder / f"{key}.so"):  # needs no lock, and no right to write
         return ctypes.CDLL(str(folder / f"{key}.so"))
-    with _usable(folder) as place:
+    with usable(folder) as place:
         library = place / f"{key}.so"
         with _locked(place / f"{key}.lock"):
             if not _intact(library):
@@ -160,7 +160,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _usable(folder: Path) -> Iterator[Path]:
+def usable(folder: Path) -> Iterator[Path]:
     """The cache folder, or a temporary one for this process where it cannot be written."""
     reason = _why_not_writable(folder)
     if reason is None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-Effect = tuple[str, str, str]  # what, where to or how severe, text
+Effect = tuple[Any, ...]  # what, where to or how severe, text, and its place if asked for
 OURS = ("torch", "compiler.mend", "compiler.capture", "compiler.backend")  # loggers left out
 
 
@@ -30,33 +30,35 @@ class _Stream(io.TextIOBase):
 
 
 class _Handler(logging.Handler):
-    def __init__(self, effects: list[Effect]) -> None:
+    def __init__(self, effects: list[Effect], places: bool) -> None:
         super().__init__()
-        self.effects = effects
+        self.effects, self.places = effects, places
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(OURS):
             level = f"{record.name}:{record.levelname}"
-            self.effects.append(("log", level, record.getMessage()))
+            place = (record.pathname, record.lineno, record.funcName) if self.places else ()
+            self.effects.append(("log", level, record.getMessage(), *place))
 
 
 @contextmanager
-def recording() -> Iterator[list[Effect]]:
+def recording(places: bool = False) -> Iterator[list[Effect]]:
     """Collect the effects of what runs inside, in order; nothing reaches the terminal.
 
-    The root logger's level is INFO meanwhile; others hold as they are set. PyTorch's own warnings
+    ``places``: with the file and line that a warning or log record names. The root logger's level is INFO meanwhile; others hold as they are set. PyTorch's own warnings
     do not count: it gives some once in a process, and some only while compiling.
     """
     effects: list[Effect] = []
 
     def show(
-        message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any
+        message: Warning | str, category: type[Warning], file: str, line: int, *_: Any, **__: Any
     ) -> None:
-        own = "Triggered internally at" in str(message) or "torch" in Path(filename).parts
+        own = "Triggered internally at" in str(message) or "torch" in Path(file).parts
         if not own:
-            effects.append(("warning", category.__name__, str(message)))
+            place = (file, line) if places else ()
+            effects.append(("warning", category.__name__, str(message), *place))
 
-    root, handler = logging.getLogger(), _Handler(effects)
+    root, handler = logging.getLogger(), _Handler(effects, places)
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)

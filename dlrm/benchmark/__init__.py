@@ -3,6 +3,7 @@
 * ``python -m dlrm.benchmark [compile]``: our compiler beside PyTorch's eager mode, TorchInductor
   at its best, and FBGEMM's tables without and with TorchInductor: inference, training, embedding
   bags, compile time, memory, growth. One run, one table.
+* ``python -m dlrm.benchmark overhead``: calls per second at small batches, beside TorchInductor.
 * ``python -m dlrm.benchmark loop``: what the training loop costs over the bare step.
 * ``python -m dlrm.benchmark memory``: training within a memory budget, beside eager PyTorch and its
   checkpointing: peak memory and time.
@@ -31,7 +32,7 @@ from dlrm.config import PRESETS
 from dlrm.errors import InputError
 from dlrm.files import require_writable, write_json
 
-COMMANDS = ("compile", "loop", "preprocess", "memory", "disk")
+COMMANDS = ("compile", "overhead", "loop", "preprocess", "memory", "disk")
 COMPILE = """Our compiler beside its peers, in one table.
 
 Peers take turns, round by round, on new ids for each call; medians of the rounds are shown, and how
@@ -45,7 +46,10 @@ filled ones; peak memory of a training step, above what the model takes; growth 
 with the batch, the pooling factor and the table rows. Floor: the arithmetic at the best rate that
 any library reached in this run, and the bytes that must be moved at the speed of a copy.
 
-The whole takes about an hour on two cores; --tasks, --shapes and --batch choose parts of it."""
+The whole takes about an hour on two cores; --tasks, --shapes and --batch choose parts of it.
+
+With --device cuda the same on a GPU, at batch 8192 and 65536, in about five minutes: training,
+inference, bags; a call is timed until the device is done."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,11 +76,24 @@ def parser() -> argparse.ArgumentParser:
     race.add_argument("--rounds", type=int, default=15, help="turns of each contestant (15)")
     race.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
     race.add_argument("--dense-optimizer", default="sgd", help="sgd or adagrad, for the layers")
+    race.add_argument("--device", default="cpu", help="cpu or cuda: the GPU table (cpu)")
+    race.add_argument(
+        "--seconds", type=float, default=280.0,
+        help="with --device cuda: begin no part later than that (280)",
+    )  # fmt: skip
     race.add_argument(
         "--quick", action="store_true",
         help="a try of every part in a few minutes: small tables and batches, 3 rounds, "
         "TorchInductor in its default mode",
     )  # fmt: skip
+    small = commands.add_parser(
+        "overhead", parents=[shared], help="calls per second at small batches"
+    )
+    small.add_argument("--shapes", default="kaggle,tiny", help="by name (kaggle,tiny)")
+    small.add_argument("--tasks", default="", help="some of inference, train (both)")
+    small.add_argument("--batch", type=cli.integers, default=(1, 4, 16, 64), help="(1,4,16,64)")
+    small.add_argument("--rounds", type=int, default=15, help="turns of each contestant (15)")
+    small.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
     steps = commands.add_parser("loop", parents=[shared], help="the training loop")
     steps.add_argument("--preset", action="append", help="repeatable; tiny and kaggle")
     steps.add_argument("--steps", type=int, default=60, help="steps of a round (60)")
@@ -135,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_writable(Path(o.json), "--json")
         if o.what == "compile":
             return compare(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
+        if o.what == "overhead":
+            return _overhead(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
         commands = {"loop": _loop, "memory": _memory, "disk": _disk, "preprocess": _preprocess}
         figures = commands[o.what](o)
@@ -160,6 +179,12 @@ def compare(o: argparse.Namespace, command: str) -> int:
     for task in tasks:
         if task not in suite.TASKS:
             raise InputError(f"--tasks: {task!r} is none of {', '.join(suite.TASKS)}")
+    if o.device == "cuda":
+        from dlrm.benchmark import cuda
+
+        return cuda.compare(o, command, tasks)
+    if o.device != "cpu":
+        raise InputError(f"--device: {o.device!r} is none of cpu, cuda")
     shapes = chosen(o.preset or ["kaggle"], _names(o.shapes), list(o.batch))
     rounds = o.rounds
     if o.quick:
@@ -188,6 +213,36 @@ def compare(o: argparse.Namespace, command: str) -> int:
     finally:  # also after Ctrl-C, what there is
         if run.rows:
             print(table.report(run))
+    keep()
+    return 1 if run.wrong else 0
+
+
+def _overhead(o: argparse.Namespace, command: str) -> int:
+    from dlrm.benchmark import overhead, table
+    from dlrm.benchmark.shapes import chosen
+
+    if o.rounds < 1 or o.threads < 0:
+        raise InputError("--rounds must be at least 1, and --threads 0 (all cores) or more")
+    tasks = _names(o.tasks) or list(overhead.TASKS)
+    for task in tasks:
+        if task not in overhead.TASKS:
+            raise InputError(f"--tasks: {task!r} is none of {', '.join(overhead.TASKS)}")
+    shapes = chosen([], _names(o.shapes), list(o.batch))
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    machine = table.describe_machine()
+    print(f"{machine['cpu']}, {torch.get_num_threads()} threads, load {machine['load']:.1f}")
+    run = overhead.Overhead(shapes, tasks, o.rounds)
+
+    def keep() -> None:
+        if o.json:
+            write_json(Path(o.json), overhead.document(run, command, machine))
+
+    try:
+        run.run(keep)
+    finally:  # also after Ctrl-C, what there is
+        if run.rows:
+            print("\n".join([*overhead.lines(run.rows), *run.notes]))
     keep()
     return 1 if run.wrong else 0
 

@@ -18,10 +18,12 @@ from dlrm.benchmark.suite import Settings, Suite, growth_lines
 from dlrm.benchmark.turns import Row
 
 GROUPS = (*PEERS, *OWN)
-MARKS = {"default": "d", "freezing": "f", "max-autotune": "m", "max-autotune, freezing": "mf"}
+MARKS = {"default": "d", "freezing": "f", "max-autotune": "m", "max-autotune, freezing": "mf",
+         "reduce-overhead": "r"}  # fmt: skip
 LEGEND = (
     "Medians. The best way of TorchInductor and of ours is marked: d default, f freezing, "
-    "m max-autotune, mf both.\n"
+    "m max-autotune, mf both, "
+    "r reduce-overhead.\n"
     "faster: the best peer's time (or memory) over ours; frozen: the same for frozen weights; "
     "saved: for a\nmodel saved with them for one batch size, and called without Dynamo.\n"
     "of floor: the measured floor over the best of ours. f32: TorchInductor's best in f32 over "

@@ -32,14 +32,16 @@ class Tables:
     All peers look up the same rows in the same memory, so that none is luckier in its pages.
     """
 
-    def __init__(self, shape: Shape, fbgemm: bool, seed: int = 0) -> None:
-        model, generator = shape.model, torch.Generator().manual_seed(seed)
+    def __init__(
+        self, shape: Shape, fbgemm: bool, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        model, generator = shape.model, torch.Generator(device).manual_seed(seed)
         self.tbe: Any = None
         if fbgemm:
-            self.tbe = _tbe(shape)
+            self.tbe = _tbe(shape, torch.device(device))
             self.weights: list[Tensor] = [w.detach() for w in self.tbe.split_embedding_weights()]
         else:
-            flat = torch.empty(sum(model.rows), model.dim)
+            flat = torch.empty(sum(model.rows), model.dim, device=device)
             self.weights = list(flat.split(list(model.rows)))
         for weight in self.weights:
             bound = weight.shape[0] ** -0.5
@@ -47,18 +49,20 @@ class Tables:
 
     def take(self, batch: Batch) -> list[Tensor]:
         """A copy of the rows that a batch looks up."""
-        return [w[ids] for w, ids in zip(self.weights, batch.inputs()[1], strict=True)]
+        device = self.weights[0].device
+        return [w[ids] for w, ids in zip(self.weights, batch.to(device).inputs()[1], strict=True)]
 
     def restore(self, batch: Batch, rows: list[Tensor]) -> None:
         """Put back what ``take`` gave, and forget FBGEMM's optimizer state."""
-        for weight, ids, kept in zip(self.weights, batch.inputs()[1], rows, strict=True):
+        there = batch.to(self.weights[0].device)
+        for weight, ids, kept in zip(self.weights, there.inputs()[1], rows, strict=True):
             weight[ids] = kept
         if self.tbe is not None:
             for state in self.tbe.split_optimizer_states():
                 state[0].zero_()
 
 
-def _tbe(shape: Shape) -> nn.Module:
+def _tbe(shape: Shape, device: torch.device) -> nn.Module:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -66,11 +70,12 @@ def _tbe(shape: Shape) -> nn.Module:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    if device.type == "cuda":
+        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [
-            (rows, shape.model.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
-            for rows in shape.model.rows
-        ],
+        [(rows, shape.model.dim, *place) for rows in shape.model.rows],
+        device=device,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         pooling_mode=PoolingMode.SUM,
         learning_rate=LR,
@@ -89,6 +94,7 @@ def build(shape: Shape, tables: Tables, seed: int = 0, sparse: bool = True) -> D
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = DLRM(dataclasses.replace(config, rows=(1,) * len(config.rows)))
+    model = model.to(tables.weights[0].device)
     model.config = config
     for table, weight in zip(model.tables, tables.weights, strict=True):
         bag: Any = table.bag

@@ -15,6 +15,10 @@ TURN_SECONDS = 0.03  # of timed calls in a turn, if one call does not take longe
 MOST_CALLS = 50
 
 
+def nothing() -> None:
+    """The CPU is done when a call returns."""
+
+
 @dataclass(eq=False)
 class Contestant:
     """One way to do a task.
@@ -23,6 +27,7 @@ class Contestant:
     * ``prepare``: a batch in this contestant's own form, and what must happen untimed.
     * ``run``: what is timed, given what ``prepare`` returned.
     * ``first``: where the first call is made, as compilers have settings that must hold then.
+    * ``wait``: what lets pass the time until a device is done; it is timed with the call.
     """
 
     group: str
@@ -31,6 +36,7 @@ class Contestant:
     run: Callable[[Any], Any]
     first: Callable[[], AbstractContextManager[Any]] = nullcontext
     seconds: list[float] = field(default_factory=list)  # per call, one entry a round
+    wait: Callable[[], None] = nothing
 
     @property
     def name(self) -> str:
@@ -41,8 +47,10 @@ class Contestant:
         total = 0.0
         for batch in batches:
             given = self.prepare(batch)
+            self.wait()
             start = time.perf_counter()
             self.run(given)
+            self.wait()
             total += time.perf_counter() - start
         return total / len(batches)
 

@@ -13,6 +13,7 @@ from dlrm.datasets.trace import StackDistances
 from dlrm.errors import InputError
 
 POOLING_KINDS = ("fixed", "poisson", "geometric")
+LONGEST_BAG = 10_000  # a mean of more ids a bag is a slip of the keyboard, and fills the memory
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class SyntheticConfig:
                 raise InputError(
                     f"pooling: {size} must be positive, and whole where pooling_kind is fixed"
                 )
+            if not size <= LONGEST_BAG:
+                raise InputError(f"pooling: {size:g} must be at most {LONGEST_BAG:,} ids a bag")
         for exponent in self.per_table("zipf"):
             if not 0 <= exponent <= 10:
                 raise InputError(f"zipf: {exponent} must be between 0 and 10")

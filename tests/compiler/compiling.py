@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch._functorch.aot_autograd import aot_function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from compiler import compat
-from compiler.codegen.wrapper import Module, generate
+from compiler.codegen.wrapper import generate
 from compiler.graph import Graph
 from compiler.lower import lower
 from compiler.schedule import Step, schedule
+
+# "triton" runs the tests of loops in Triton's interpreter: see triton/test_interpreted.py
+TARGET = os.environ.get("DLRM_TEST_TARGET", "")
 
 
 class Stages:
@@ -25,7 +29,7 @@ class Stages:
         self.fx: list[fx.GraphModule] = []
         self.graphs: list[Graph] = []
         self.steps: list[list[Step]] = []
-        self.modules: list[Module] = []
+        self.modules: list[Any] = []
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, compiled at its first call for the shapes of that call."""
@@ -38,9 +42,17 @@ class Stages:
         )
 
     def _graph(self, gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        graph = lower(gm, self.inlining)
-        steps = schedule(graph, self.fusion)
-        module = generate(graph, steps, self.reuse)
+        graph = lower(gm, self.inlining, target=TARGET)
+        if graph.target == "triton":
+            from compiler.codegen import triton_wrapper
+            from compiler.split import split_reductions
+
+            split_reductions(graph)
+            steps = schedule(graph, self.fusion)
+            module: Any = triton_wrapper.generate(graph, steps, self.reuse)
+        else:
+            steps = schedule(graph, self.fusion)
+            module = generate(graph, steps, self.reuse)
         self.fx.append(gm)
         self.graphs.append(graph)
         self.steps.append(steps)

@@ -328,3 +328,12 @@ def test_python_m_finds_the_command():
     from dlrm.benchmark import __main__
 
     assert __main__.main is benchmark.main
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu_is_a_clear_error(capsys, tmp_path):
+    file = tmp_path / "gpu.json"
+    assert benchmark.main(["--device", "cuda", "--json", str(file)]) != 0
+    said = capsys.readouterr().err
+    assert "--device cuda: torch" in said and "all-cuda" in said and "Traceback" not in said
+    assert not file.exists()

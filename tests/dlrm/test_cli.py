@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm import benchmark, check, evaluate, export, predict, preprocess, train
+from dlrm import benchmark, check, cli, evaluate, export, predict, preprocess, train
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = """
@@ -117,3 +117,8 @@ def test_threads_spin_for_a_while_unless_the_user_wants_otherwise(given, count):
         [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
     )
     assert done.stdout.split() == [count, "False"]
+
+
+def test_a_name_that_cannot_be_printed_is_one_line(capsys):
+    assert cli.run(lambda: len("a\udcff".encode())) == 2
+    assert capsys.readouterr().err.startswith("error: a name has bytes that are not UTF-8")

@@ -138,6 +138,7 @@ def test_a_part_with_one_class_is_named_and_the_files_are_valid(run, tmp_path, m
         (["RUN", "--part", "dev"], "no split 'dev'; it has train"),
         (["RUN", "--slice", "C9"], "no feature 'C9'; there are C1, C2, I1"),
         (["RUN", "--data-seed", "5"], "its ids mean other things than in training"),
+        (["RUN", "--limit-batches", "-1"], "--limit-batches: -1 must not be negative"),
         (["RUN", "--bootstrap", "0"], "--bootstrap: 0 must be at least 1"),
         (["RUN", "--data", "criteo"], "--input"),
     ],
@@ -172,8 +173,12 @@ def test_damaged_and_foreign_checkpoints_are_named(run, tmp_path, capsys):
         ("[]", "not a checkpoint"),
         (json.dumps({k: v for k, v in state.items() if k != "files"}), "it has no files"),
         (json.dumps({**state, "version": 9}), "version 9"),
-        (json.dumps({**state, "model": {**state["model"], "dim": "8"}}), "dim: '8' is not int"),
-        (json.dumps({**state, "model": {**state["model"], "dim": 8_000}}), "do not fit"),
+        (json.dumps({**state, "model": {**state["model"], "dim": "8"}}), "damaged or edited"),
+        (json.dumps({**state, "model": {**state["model"], "dim": 8_000}}), "edited"),
+        (json.dumps({**state, "files": {}}), "edited"),
+        (json.dumps({**state, "files": [1]}), "edited"),
+        (json.dumps({**state, "dataset": 3}), "edited"),
+        (json.dumps({k: v for k, v in state.items() if k != "xxh3"}), "it has no xxh3"),
     ):
         (copy / "state.json").write_text(text)
         assert evaluate.main([str(copy), "--out", str(tmp_path / "o")]) == 2

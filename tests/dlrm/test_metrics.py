@@ -87,3 +87,9 @@ def test_edge_cases():
     stream = StreamingScores(8)
     stream.update(np.array([0.0, 1.0]), np.array([-0.0, 0.0]))  # one value, two bit patterns
     assert stream.result().auc == 0.5
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_show_in_the_log_loss(bad):
+    found = scores(np.array([0.0, 1.0, 1.0]), np.array([bad, 0.5, -0.5], dtype=np.float32))
+    assert np.isnan(found.auc) and not np.isfinite(found.logloss)

@@ -217,3 +217,11 @@ def test_presets_have_the_published_shapes():
     assert kaggle.top[0].weight.shape == (512, 16 + 27 * 26 // 2)
     with pytest.raises(InputError, match="no 'kagle'; there are tiny"):
         DLRMConfig.preset("kagle")
+
+
+def test_mixed_dimensions_at_their_limits():
+    rows = (10, 1000)
+    assert [
+        t.bag.weight.shape[1] for t in DLRM(DLRMConfig(rows=rows, md_temperature=1e4)).tables
+    ] == [16, 1]
+    assert len(DLRM(DLRMConfig(rows=(), md_temperature=0.5)).tables) == 0

@@ -444,6 +444,8 @@ def test_outputs_that_are_refused(
     )
     assert "no such directory" in error(str(tmp_path / "o"), "--vocab-from", str(tmp_path / "x"))
     assert "workers: 0" in error(str(tmp_path / "o"), "--workers", "0")
+    assert "machine has" in error(str(tmp_path / "o"), "--workers", "1000000")
+    assert "below 2**63" in error(str(tmp_path / "o"), "--vocab-threshold", "9" * 20)
     usage = prepare.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(prepare.shutil, "disk_usage", lambda _: usage._replace(free=9999))
     assert "the rows need about 0 MB" in error(str(tmp_path / "o"))

@@ -88,6 +88,11 @@ def test_a_run_that_saved_nothing_does_not_block_its_folder(tmp_path, capsys):
         ([*QUICK, "--out", "OUT", "--threads", "1000000"], "this machine has"),
         ([*QUICK, "--out", "OUT", "--input", "x"], "are made, not read"),
         ([*QUICK, "--out", "OUT", "--profile", "/nowhere/x"], "--profile: /nowhere/x must be"),
+        ([*QUICK, "--out", "OUT", "--tensorboard", "OUT-b", "--device", "tpu"], "--device"),
+        ([*QUICK, "--out", "OUT\udcff"], "bytes that are not UTF-8"),
+        ([*QUICK, "--out", "OUT", "--pooling-factor", "1e15"], "at most 10,000 ids a bag"),
+        ([*QUICK, "--out", "OUT", "--preset", "terabyte", "--rows", "99999999*26"], "GB; use"),
+        ([*QUICK, "--out", "OUT", "--top", "999999999999"], "GB; use smaller"),
         (["--data", "criteo", "--out", "OUT"], "--input: name the folder"),
         (["--data", "criteo", "--out", "OUT", "--input", "nowhere"], "nowhere"),
         (["--data", "movielens", "--out", "OUT", "--input", "nowhere"], "nowhere"),
@@ -96,12 +101,12 @@ def test_a_run_that_saved_nothing_does_not_block_its_folder(tmp_path, capsys):
 )
 def test_refusals_name_the_argument_and_leave_nothing(flags, says, tmp_path, capsys):
     out = tmp_path / "run"
-    assert says in refused([str(out) if f == "OUT" else f for f in flags], capsys)
+    assert says in refused([f.replace("OUT", str(out)) for f in flags], capsys)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_flags_that_do_not_parse_exit_with_two(tmp_path, capsys):
-    for flags in (["--steps", "many"], ["--quiet", "False"], ["--lr", "1"]):
+    for flags in (["--steps", "many"], ["--quiet", "False"], ["--lr", "1"], ["--rows", "9,9*-3"]):
         with pytest.raises(SystemExit) as stop:
             main([*QUICK, "--out", str(tmp_path / "run"), *flags])
         assert stop.value.code == 2
@@ -204,6 +209,12 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_cause(tmp_path):
         )  # fmt: skip
 
 
+def test_weights_that_the_last_step_broke_are_named_at_the_validation(tmp_path, capsys):
+    wild = ["--steps", "1", "--dense-lr", "1e30"]
+    error = refused([*QUICK, "--out", str(tmp_path / "run"), *wild], capsys)
+    assert "outputs on the val part are not finite after step 1: lower --dense-lr" in error
+
+
 @pytest.mark.parametrize(("part", "label"), [("train", 1), ("val", 0), ("test", 0), ("test", 1)])
 def test_a_part_with_one_class_is_named_with_its_rows(part, label, tmp_path, capsys):
     out = tmp_path / "run"
@@ -232,8 +243,39 @@ def test_ids_outside_their_table_are_refused(tmp_path):
     from dlrm.errors import InputError
 
     config = make_config(data="synthetic", out=str(tmp_path / "a"), quiet=True)
-    with pytest.raises(InputError, match=r"feature 'a' has id \d+, but its table has 5 rows"):
-        train(config, in_memory(Rows(high=50)))
+    for part in ("train", "val", "test"):
+        data = in_memory(Rows())
+        data.splits[part] = Rows(high=50)  # type: ignore[index]
+        with pytest.raises(InputError, match=r"feature 'a' has id \d+, but its table has 5 rows"):
+            train(config, data)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_id_outside_its_table_late_in_the_data_leaves_nothing_behind(tmp_path):
+    from dlrm.errors import InputError
+
+    late = Rows()
+    late.ids[600] = 5
+    config = make_config(
+        data="synthetic", out=str(tmp_path / "a/b"), quiet=True, save_every=5, batch_size=64
+    )
+    with pytest.raises(InputError, match="row 600: feature 'a' has id 5"):
+        train(config, in_memory(late))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_a_part_without_rows_is_refused_before_training(part, tmp_path):
+    from dlrm.errors import InputError
+
+    out = tmp_path / "a"
+    data = in_memory(Rows())
+    train(make_config(data="synthetic", out=str(out), quiet=True), data)
+    kept = sorted(p.name for p in out.rglob("*"))
+    data.splits[part] = Rows(size=0)  # type: ignore[index]
+    with pytest.raises(InputError, match="split has no rows"):
+        train(make_config(data="synthetic", out=str(out), quiet=True, overwrite=True), data)
+    assert sorted(p.name for p in out.rglob("*")) == kept
 
 
 def test_early_stop_and_best_weights(tmp_path):
@@ -306,6 +348,15 @@ def test_other_ways_to_run(tmp_path):
         assert 0 < json.loads((out / "summary.json").read_text())["logloss"] < 1, name
     torch.use_deterministic_algorithms(False)
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_run_too_short_for_a_trace_says_so(tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    flags = [*QUICK, "--out", str(tmp_path / "run"), "--profile", str(trace)]
+    assert main([*flags, "--steps", "4"]) == 0
+    assert "trace.json: not written" in capsys.readouterr().err and not trace.exists()
+    assert main([*flags, "--steps", "6", "--overwrite"]) == 0
+    assert "not written" not in capsys.readouterr().err and trace.exists()
 
 
 def test_tensorboard(tmp_path):

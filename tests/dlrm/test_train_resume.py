@@ -1,6 +1,7 @@
 """Resume is exact: a run killed with SIGKILL and resumed ends with the bits of an unbroken one."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,3 +136,42 @@ def test_other_settings_or_data_are_refused_with_both_values(unbroken, capsys):
     assert "dense_lr: it has 0.001, now 0.5" in capsys.readouterr().err
     assert main([*again, "--data-seed", "9"]) == 2
     assert "data_seed: it has 0, now 9" in capsys.readouterr().err
+
+
+BEST_FIRST = [
+    *("--preset", "tiny", "--data", "synthetic", "--samples", "1000", "--quiet"),
+    *("--eval-every", "2", "--save-every", "2", "--dense-lr", "0", "--sparse-lr", "0"),
+]
+
+
+def test_another_runs_checkpoint_brings_its_best_weights(tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main([*BEST_FIRST, "--out", str(first), "--steps", "4"]) == 0
+    for resume in (first / "checkpoints/step-000000004", first):
+        more = ["--resume", str(resume), "--steps", "6", "--out", str(second)]
+        assert main([*BEST_FIRST, *more]) == 0
+        assert json.loads((second / "summary.json").read_text())["best_step"] == 2
+        shutil.rmtree(second)
+
+
+def test_lost_best_weights_are_named_and_the_run_goes_on(tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [*BEST_FIRST, "--out", str(run)]
+    assert main([*flags, "--steps", "4"]) == 0
+    (run / "best/model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    assert main([*flags, "--steps", "4", "--resume", "auto"]) == 0
+    error = capsys.readouterr().err
+    assert "best validation, at step 2, are lost" in error and "truncated" in error
+    assert json.loads((run / "summary.json").read_text())["best_step"] == 4
+
+
+def test_lines_of_a_log_that_are_not_ours_end_what_is_kept_of_it(tmp_path):
+    run = tmp_path / "run"
+    flags = [*BEST_FIRST, "--out", str(run)]
+    assert main([*flags, "--steps", "4"]) == 0
+    whole = (run / "log.jsonl").read_bytes()
+    for foreign in (b"1\n", b'{"step": "x"}\n', b"\xff\n"):
+        (run / "log.jsonl").write_bytes(whole + foreign)
+        assert main([*flags, "--steps", "4", "--resume", "auto"]) == 0
+        assert foreign not in (run / "log.jsonl").read_bytes()

@@ -1164,6 +1164,26 @@ class CallsSuper(Parent):
         return x
 
 
+@mended(matrix)
+def fills_before_it_is_shared(x: Tensor) -> Tensor:
+    rows = x.exp() + 1
+    bad = (rows > 2).any(dim=1)
+    if bad.any():
+        rows[bad] = 0.5
+    rows = rows.unsqueeze(-1)
+    return torch.cat([rows[:, k] for k in range(2)], dim=1)
+
+
+@declined(matrix, "assigns to rows[bad]")
+def fills_after_it_is_shared(x: Tensor) -> Tensor:
+    rows = x.exp() + 1
+    first = rows[:, 0]
+    bad = (rows > 2).any(dim=1)
+    if bad.any():
+        rows[bad] = 0.5
+    return first + rows.sum()
+
+
 @declined(vector, "writes into out=", gradients=False)
 def writes_out(x: Tensor) -> Tensor:
     y = torch.zeros(4)

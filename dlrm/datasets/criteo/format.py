@@ -80,8 +80,10 @@ class CriteoSettings:
             _one_of("split", self.split, SPLITS)
         if self.dense_transform is not None:
             _one_of("dense-transform", self.dense_transform, TRANSFORMS)
-        if self.vocab_threshold < 1:
-            raise InputError(f"vocab-threshold: {self.vocab_threshold} must be at least 1")
+        if not 1 <= self.vocab_threshold < 2**63:
+            raise InputError(
+                f"vocab-threshold: {self.vocab_threshold} must be at least 1, and below 2**63"
+            )
         if self.hash_rows is not None and not 2 <= self.hash_rows < 2**31:
             raise InputError(f"hash-rows: {self.hash_rows} must be from 2 to {2**31 - 1}")
         if self.hash_rows is not None and self.vocab_from is not None:

@@ -85,6 +85,8 @@ def preprocess_criteo(
     folder = Path(os.path.realpath(out))
     if workers is not None and workers < 1:
         raise InputError(f"workers: {workers} must be at least 1")
+    if workers is not None and workers > 4 * usable_cores():
+        raise InputError(f"workers: {workers}, but this machine has {usable_cores()} cores")
     base = read_meta(settings.vocab_from) if settings.vocab_from else None
     resolved = settings.resolved(base)
     sources = inspect_inputs(paths)

@@ -154,7 +154,7 @@ def test_written_source_behaves_as_before_and_is_one_graph(tmp_path: Path) -> No
 
 def _without_place(event: tuple[Any, ...]) -> tuple[Any, ...]:
     """A warning or record without its file and line, which are the site's in written source."""
-    return event[: {"warning": 3, "log": 4}.get(event[0], len(event))]
+    return event[: {"warning": 3, "log": 3}.get(event[0], len(event))]
 
 
 def test_diff_shows_what_write_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

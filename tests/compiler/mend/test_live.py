@@ -455,3 +455,24 @@ def test_an_error_of_the_walk_leaves_everything_as_it_is(
     assert mended.call is callee
     (found,) = mended.findings
     assert found.reason == "could not be mended: LookupError: no such luck"
+
+
+def asks_unknown(x: Any) -> bool:
+    try:
+        return bool(x.unknown())
+    except AttributeError:
+        return False
+
+
+def checks_and_asks(x: Tensor) -> Tensor:
+    if x.max() > 3:
+        raise ValueError("too large")
+    return x + 1 if not asks_unknown(3) else x
+
+
+def test_a_try_deep_inside_catches_nothing_of_its_callers() -> None:
+    mended = mend_callable(checks_and_asks)
+    assert [f.how for f in mended.findings if "raise" in f.kind.value] == ["trap"]
+    run = mended.running(torch.compile(mended.call, backend="eager", fullgraph=True))
+    for x in (torch.ones(2), torch.full((2,), 4.0)):
+        assert observed(run, x) == observed(checks_and_asks, x)

@@ -34,7 +34,7 @@ def loaded(text: str, file: Path) -> Any:
 
 def without_places(events: list[Any]) -> list[Any]:
     """Without the lines of warnings and records, which differ in written source."""
-    return [e[: {"warning": 3, "log": 4}.get(e[0], len(e))] for e in events]
+    return [e[: {"warning": 3, "log": 3}.get(e[0], len(e))] for e in events]
 
 
 @pytest.mark.parametrize("seed", range(16))
