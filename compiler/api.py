@@ -48,6 +48,8 @@ def compile(  # the verb that users know from torch.compile
     [0.0, 6.0]
     """
     chosen = Options.of(options)  # refuse what is unknown now, not at the first call
+    if chosen.memory_budget is not None:  # one for all graphs
+        options["memory_budget"] = chosen.memory_budget
     if chosen.freeze:
         logger.warning(
             "freeze=True: weights are taken as the first call finds them; later changes do not show"

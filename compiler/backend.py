@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from compiler import compat, patterns
 from compiler.codegen.wrapper import generate
 from compiler.graph import Graph
+from compiler.ir import Layout
 from compiler.kernels.triton import NoTriton, require
 from compiler.lower import lower
 from compiler.options import Options
@@ -66,8 +67,9 @@ def _with_patterns(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, constants: bool
 ) -> tuple[Callable[..., Any], list[tuple[int, Tensor]]]:
     rewrite = patterns.apply(
-        compat.copy_module(gm), example_inputs, constants, options.autotune, target=options.target
-    )
+        compat.copy_module(gm), example_inputs, constants, options.autotune, target=options.target,
+        longest=0 if options.memory_budget is None else 1,
+    )  # fmt: skip
     options.report_patterns(gm, rewrite.found)
     run = _traced(rewrite.gm, rewrite.inputs, options)
     if rewrite.before is None:
@@ -141,6 +143,14 @@ def compile_graph(
     if checksums and not graph.checksums:
         warnings.warn("checksums: code for a GPU is not verified", stacklevel=2)
     graph.frees_inputs = half == "backward"
+    if options.memory_budget is not None and half in ("forward", "backward"):
+        if graph.target == "triton":
+            warnings.warn(
+                "memory_budget: code for a GPU keeps what backward needs; for eager models there "
+                "is compiler.offload.Within", stacklevel=2,
+            )  # fmt: skip
+        else:
+            manage(graph, options.memory_budget, half)
     steps, module = build_module(graph, options)
     module.keep_arena = options.mode == "reduce-overhead"
     options.report(half, gm, graph, steps, module)
@@ -152,6 +162,27 @@ def compile_graph(
         return graphed
     graphed.policy.last_reason = NO_GPU
     return run
+
+
+def manage(graph: Graph, manager: Any, half: str) -> None:
+    """Let the manager of a memory budget have what goes from forward to backward.
+
+    In forward these are the outputs after the user's own: whole temporaries that no other output
+    shows.
+    """
+    graph.manager = manager
+    count = compat.outputs_of_forward() if half == "forward" else None
+    if count is None:
+        return
+    shown = {o.buffer for o in graph.outputs[:count] if isinstance(o, Layout)}
+    number = manager.graph()
+    for place, one in enumerate(graph.outputs[count:]):
+        if not isinstance(one, Layout) or one.buffer in shown or one.buffer.kind != "temporary":
+            continue
+        views = [o for o in graph.outputs if isinstance(o, Layout) and o.buffer is one.buffer]
+        whole = (one.size, one.stride) == (one.buffer.size, one.buffer.stride)
+        if whole and len(views) == 1:
+            graph.parked[one.buffer] = f"{number}, {place}"
 
 
 def build_module(graph: Graph, options: Options) -> tuple[list[Step], Any]:

@@ -115,6 +115,16 @@ def export_to_torch(
     )
 
 
+def outputs_of_forward() -> int | None:
+    """How many outputs of the forward graph that is being compiled are not for backward.
+
+    None where that cannot be told.
+    """
+    context = torch._guards.TracingContext.try_get()
+    meta = None if context is None else context.fw_metadata
+    return None if meta is None or meta.tokens else int(meta.num_forward)
+
+
 def output_spec(gm: fx.GraphModule) -> Any:
     """How an exported graph's results are arranged."""
     return gm._out_spec

@@ -104,6 +104,8 @@ class Graph:
     effects: bool = False  # whether there are operations with effects
     frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward
     frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
+    manager: Any = None  # of a memory budget (compiler.offload.compiled), for what backward needs
+    parked: dict[Buffer, str] = field(default_factory=dict)  # outputs that it manages: labels
     _count: int = 0
 
     def buffer(

@@ -22,6 +22,9 @@ class Options:
     * ``mode``: default; reduce-overhead: calls recorded and replayed as one (CUDA graphs, or native
       calls: see ``compiler.runtime.replayed``); max-autotune: ways to compute measured.
     * ``freeze``: prepare the weights once; later changes of them do not show.
+    * ``memory_budget``: bytes that what backward needs may take, as "4GiB", or "auto" (a share of
+      what is free); the rest waits in a file meanwhile. ``memory_policy``: all, large or dynamic.
+      See ``compiler.offload``.
     * ``checksums``: verify embedding bags (where no gradient is wanted), MLPs and other products
       with a matrix by checksums of the weights, and raise ``compiler.kernels.checked.Corruption``
       for what memory or arithmetic did to them. Backward is not verified.
@@ -36,6 +39,8 @@ class Options:
     ordering: bool = True
     mode: str = "default"
     freeze: bool = False
+    memory_budget: Any = None
+    memory_policy: str = "dynamic"
     checksums: bool = False
     target: str = ""
 
@@ -56,6 +61,11 @@ class Options:
         named = {k: v for k, v in named.items() if v is not None}
         if named.get("mode", "default") not in MODES:
             raise ValueError(f"mode {named['mode']!r}: want one of {', '.join(MODES)}")
+        if isinstance(named.get("memory_budget"), str | int):
+            from compiler.offload.compiled import Manager
+
+            policy = named.get("memory_policy", "dynamic")
+            named["memory_budget"] = Manager(named["memory_budget"], policy)
         if named.get("target", "") not in TARGETS:
             raise ValueError(f"target {named['target']!r}: want cpp or triton, or none")
         return Options(**named)

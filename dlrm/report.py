@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,7 @@ class Report:
         self.file: TextIO | None = None
         self.bar: tqdm | None = None
         self.warned: set[str] = set()
+        self.note: Callable[[], str] = lambda: ""  # more to say beside the loss
         self.board: Any = None
         self.board_path, self.board_kind = tensorboard, None
         if tensorboard:
@@ -93,7 +95,7 @@ class Report:
             rate = self.bar.format_dict["rate"] or 0.0
             shown = "" if loss is None else f"loss {loss:.4f}, "
             self.bar.set_postfix_str(
-                f"{shown}{rate * self.batch_size:,.0f} samples/s", refresh=False
+                f"{shown}{rate * self.batch_size:,.0f} samples/s{self.note()}", refresh=False
             )
 
     def scores(self, split: str, step: int, scores: Scores) -> None:

@@ -76,6 +76,8 @@ class RunConfig:
     dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
     threads: int = option(0, "CPU threads; 0: all cores")
     compile: str = option("none", "none, inductor, dlrm, or dlrm-step: all of a step in one call")
+    table_storage: str = option("memory", "memory, or disk for tables larger than it")
+    table_cache: str = option("1GiB", "disk: memory for the hot rows of the tables")
     deterministic: bool = option(False, "refuse operations that are not deterministic")
     save_every: int = option(0, "steps between checkpoints; 0: one at the end of each epoch")
     keep: int = option(2, "checkpoints kept besides the best")
@@ -119,8 +121,11 @@ class TrainConfig:
         _choice("best", self.run.best, ("auc", "ne"))
         _choice("dtype", self.run.dtype, ("f32", "bf16"))
         _choice("compile", self.run.compile, ("none", "inductor", "dlrm", "dlrm-step"))
+        _choice("table_storage", self.run.table_storage, ("memory", "disk"))
         if self.run.compile == "dlrm-step" and (self.optim.clip > 0 or self.run.dtype != "f32"):
             raise InputError("--compile dlrm-step: goes with f32 and without --clip; use dlrm")
+        if self.run.compile == "dlrm-step" and self.run.table_storage == "disk":
+            raise InputError("--compile dlrm-step: does not go with tables on disk; use dlrm")
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
         _choice("dense_layers", self.scale.dense_layers, ("ddp", "fsdp"))
@@ -169,7 +174,7 @@ class TrainConfig:
         """What the result depends on, flat: a resumed run must agree in all of it."""
         free = {
             "out", "epochs", "steps", "save_every", "keep", "resume", "overwrite", "log_json",
-            "tensorboard", "profile", "quiet", "threads", "input", "preset",
+            "tensorboard", "profile", "quiet", "threads", "input", "preset", "table_cache",
         }  # fmt: skip
         flat = {"preset": self.preset}
         for part in (self.model, self.data, self.optim, self.run):

@@ -31,11 +31,12 @@ from dlrm.privacy.config import PrivacyConfig, private_preset
 from dlrm.report import Report
 from dlrm.scale.world import launched
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
+from dlrm.tables import disk as tables_on_disk
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
 PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
          "privacy": PrivacyConfig, "scale": ScaleConfig}  # fmt: skip
-OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml", ".lock")
+OURS = ("checkpoints", "best", "tables", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
 def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainConfig:
@@ -109,6 +110,7 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
     lock: IO[str] | None = None
+    trainer: Any = None
     made = [path for path in (out, *out.absolute().parents) if not path.exists()]
     refused = False
     try:
@@ -136,6 +138,8 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         return summary
     finally:
         report.close()
+        if trainer is not None and trainer.tables is not None:
+            trainer.tables.close()
         if refused:
             _remove_ours(out, made)
         if lock is not None:
@@ -229,6 +233,8 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     text = cli.toml(config.as_dict())
     write_text(out / "config.toml", text)
+    if trainer.tables is not None and origin is None:
+        trainer.tables.create(out / tables_on_disk.FOLDER)
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
@@ -243,6 +249,11 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
+    if trainer.tables is not None:
+        report.say(
+            f"tables on disk: {trainer.tables.bytes / 2**20:,.1f} MiB of rows in "
+            f"{out / tables_on_disk.FOLDER}, a cache of {config.run.table_cache} before them"
+        )
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
@@ -303,6 +314,15 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         **ceiling,
         "samples_per_s": rate,
         "peak_rss_mb": peak_rss_mb(),
+        **(
+            {}
+            if trainer.tables is None
+            else {
+                "table_disk_mb": trainer.tables.bytes / 2**20,
+                "table_cache_mb": trainer.tables.cache / 2**20,
+                "table_cache_hit_rate": trainer.hit_rate(),
+            }
+        ),
         "steps": trainer.at.step,
         "best_step": trainer.at.best_step,
         "seed": config.run.seed,
@@ -331,6 +351,12 @@ def show(summary: dict[str, Any]) -> str:
         f"  {'peak memory':<24}{summary['peak_rss_mb']:,.0f} MB",
         f"checkpoint: {summary['checkpoint']}",
     ]
+    if "table_cache_hit_rate" in summary:
+        lines.insert(
+            -1,
+            f"  {'rows found in the cache':<24}{summary['table_cache_hit_rate']:.1%} "
+            f"({summary['table_cache_mb']:,.0f} of {summary['table_disk_mb']:,.0f} MiB)",
+        )
     if "bayes_auc" in summary:
         lines.insert(
             5,

@@ -42,6 +42,7 @@ class Module:
     constants: dict[str, Tensor]
     targets: dict[str, Any]  # ATen operations called from the Python part
     keep_arena: bool = False
+    manager: Any = None  # of a memory budget
 
     def stages(self) -> dict[str, str]:
         """Its text by language."""
@@ -53,6 +54,7 @@ class Module:
         ``folder`` has the built libraries already: ``graph.so`` and the kernels'.
         """
         scope: dict[str, Any] = {**self.constants, **self.targets, **RUNTIME, "kept": []}
+        scope["memory"] = self.manager
         if self.cpp:
             library = ctypes.CDLL(str(folder / "graph.so")) if folder else build.load(self.cpp)
             if self.kernels:
@@ -119,6 +121,8 @@ def generate(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Module:
             kernels += [k for k in step.kernels if k not in kernels]
     native = 0
     for k, segment in enumerate(plan.segments):
+        if graph.manager is not None and graph.frees_inputs:
+            python += _needed(segment, placed)
         if isinstance(segment[0], FallbackOp):
             python += _fallback(segment[0], targets)
             placed.update(segment[0].writes())
@@ -141,7 +145,9 @@ def generate(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Module:
     if functions:
         cpp = "\n".join([header(), entry.declarations(kernels), *functions])
     text = _python(graph, symbols, python, native > 0)
-    return Module(cpp, text, problems, kernels, dict(graph.constants), targets)
+    return Module(
+        cpp, text, problems, kernels, dict(graph.constants), targets, manager=graph.manager
+    )
 
 
 # The C++ side
@@ -244,6 +250,8 @@ def _python(graph: Graph, symbols: list[Symbol], body: list[str], native: bool) 
     if native:
         lines.append(f"sizes = Sizes({', '.join(s.name for s in symbols)})")
         lines.append("threads = torch.get_num_threads()")
+    if graph.parked:
+        lines.append("memory.forward()")
     lines += body
     outputs = [_returned(one) for one in graph.outputs]
     lines.append(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
@@ -339,16 +347,32 @@ def _call(name: str, pointers: list[Buffer], arena: bool, symbols: list[Symbol])
 
 def _release(plan: memory.Plan, k: int, graph: Graph) -> list[str]:
     """Let go of tensors after the last segment that uses them, as eager PyTorch would."""
-    if k + 1 == len(plan.segments):
-        return []
     returned = graph.returned()
+    ended = [b for b, last in plan.last.items() if last == k]
+    lines = [f"memory.saved({b.name}, {graph.parked[b]})" for b in ended if b in graph.parked]
+    if graph.manager is not None and graph.frees_inputs:
+        lines += [f"memory.done({b.name})" for b in ended if _is_saved(b) and b not in returned]
+    if k + 1 == len(plan.segments):
+        return lines
     done = [
         b.name
         for b, last in plan.last.items()
         if last == k and b not in returned and b.kind != "constant"
         and (b in plan.outside or b.kind == "input")
     ]  # fmt: skip
-    return [f"del {', '.join(done)}"] if done else []
+    return [*lines, f"del {', '.join(done)}"] if done else lines
+
+
+def _is_saved(buffer: Buffer) -> bool:
+    """Whether an input of a backward graph comes from its forward graph."""
+    return buffer.kind == "input" and not buffer.note.startswith(("primals", "tangents"))
+
+
+def _needed(segment: Sequence[Step], placed: set[Buffer]) -> list[str]:
+    """Ask for what this segment is the first to read."""
+    new = [b for s in segment for b in s.reads() if _is_saved(b) and b not in placed]
+    placed.update(new)
+    return [f"memory.need({b.name})" for b in dict.fromkeys(new)]
 
 
 class KeptArena(threading.local):

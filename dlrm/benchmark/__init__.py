@@ -5,6 +5,9 @@
   bags, compile time, memory, growth. One run, one table.
 * ``python -m dlrm.benchmark overhead``: calls per second at small batches, beside TorchInductor.
 * ``python -m dlrm.benchmark loop``: what the training loop costs over the bare step.
+* ``python -m dlrm.benchmark memory``: training within a memory budget, beside eager PyTorch and its
+  checkpointing: peak memory and time.
+* ``python -m dlrm.benchmark disk``: training with tables on disk beside tables in memory.
 * ``python -m dlrm.benchmark preprocess``: rows/s of ``dlrm.preprocess`` beside polars reading the
   same file.
 
@@ -29,7 +32,7 @@ from dlrm.config import PRESETS
 from dlrm.errors import InputError
 from dlrm.files import require_writable, write_json
 
-COMMANDS = ("compile", "overhead", "loop", "preprocess")
+COMMANDS = ("compile", "overhead", "loop", "preprocess", "memory", "disk")
 COMPILE = """Our compiler beside its peers, in one table.
 
 Peers take turns, round by round, on new ids for each call; medians of the rounds are shown, and how
@@ -97,6 +100,31 @@ def parser() -> argparse.ArgumentParser:
     steps.add_argument("--rounds", type=int, default=5, help="rounds of each side (5)")
     rows = commands.add_parser("preprocess", parents=[shared], help="preprocessing")
     rows.add_argument("--input", default="", help="a raw Criteo file")
+    budget = commands.add_parser("memory", parents=[shared], help="training in little memory")
+    budget.add_argument("--layers", type=int, default=24, help="of the top MLP (24)")
+    budget.add_argument("--width", type=int, default=1024, help="of each (1024)")
+    budget.add_argument("--batch", type=int, default=2048, help="samples (2048)")
+    budget.add_argument("--budget", default="", help="as 64MiB (12%% of what eager keeps)")
+    budget.add_argument("--ways", default="", help='some of them, as "offload all,compiled" (all)')
+    budget.add_argument("--rounds", type=int, default=5, help="turns of each way (5)")
+    budget.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
+    disk = commands.add_parser("disk", parents=[shared], help="tables on disk")
+    disk.add_argument(
+        "--rows", type=cli.integers, default=(10**6,) * 26, help="of the tables (1000000*26)"
+    )
+    disk.add_argument("--dim", type=int, default=16, help="width of a row (16)")
+    disk.add_argument("--batch", type=int, default=2048, help="samples (2048)")
+    disk.add_argument("--zipf", type=float, default=1.05, help="exponent of the ids (1.05)")
+    disk.add_argument("--cache", default="", help="as 512MiB (a tenth of the tables)")
+    disk.add_argument("--steps", type=int, default=20, help="steps of a turn (20)")
+    disk.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    disk.add_argument("--threads", type=int, default=0, help="CPU threads of both (all cores)")
+    disk.add_argument("--folder", default="", help="where the files go (the temporary folder)")
+    disk.add_argument(
+        "--drop-cache",
+        action="store_true",
+        help="before each turn, let the system forget the files",
+    )
     return flags
 
 
@@ -127,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if o.what == "overhead":
             return _overhead(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
-        figures = _loop(o) if o.what == "loop" else _preprocess(o)
+        commands = {"loop": _loop, "memory": _memory, "disk": _disk, "preprocess": _preprocess}
+        figures = commands[o.what](o)
         if o.json:
             write_json(Path(o.json), figures)
         return 0
@@ -237,6 +266,18 @@ def _loop(o: argparse.Namespace) -> Any:
             f"{f['loop_ms']:>9.2f} ms{f['ratio']:>13.3f}"
         )
     return figures
+
+
+def _memory(o: argparse.Namespace) -> Any:
+    from dlrm.benchmark import memory
+
+    return memory.compare(memory.settings_of(o))
+
+
+def _disk(o: argparse.Namespace) -> Any:
+    from dlrm.benchmark import disk
+
+    return disk.compare(o)
 
 
 def _preprocess(o: argparse.Namespace) -> Any:
