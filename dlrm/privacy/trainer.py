@@ -99,7 +99,7 @@ class PrivateTrainer(Trainer):
             self.report.say(line)
         super().fit()
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
         """A private step; returns no loss but 1, or NaN where a norm was not finite."""
         number = self.at.step
         clipped = self.private.gradients(batch.to(self.device), number)
