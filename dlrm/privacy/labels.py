@@ -101,6 +101,7 @@ class LabelTrainer(Trainer):
                 "leaves nothing to learn; give a larger one"
             )
         super().__init__(config, dataset, report)
+        self.whole_step = None  # a step compiled as a whole has the usual loss in it
 
     def loss(self, batch: Batch) -> Tensor:
         with self._autocast():
