@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from compiler.api import Explanation, compile, explain
     from compiler.package import save
     from compiler.saved import load
+    from compiler.training import Step, step
 
-__all__ = ["Explanation", "compile", "explain", "load", "save"]
+__all__ = ["Explanation", "Step", "compile", "explain", "load", "save", "step"]
+_PLACES = {
+    "save": "compiler.package",
+    "load": "compiler.saved",
+    "Step": "compiler.training",
+    "step": "compiler.training",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the compiler only when it is used: it brings in much of PyTorch."""
     if name in __all__:
-        module = {"save": "compiler.package", "load": "compiler.saved"}.get(name, "compiler.api")
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(_PLACES.get(name, "compiler.api")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

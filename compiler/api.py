@@ -37,7 +37,9 @@ def compile(  # the verb that users know from torch.compile
       line and reason (``compiler.mend.report.GraphBreak``).
     * ``capture``: what makes graphs of Python: "dynamo", PyTorch's, or "bytecode", that of this
       package (see ``compiler.capture``).
-    * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...).
+    * ``options``: see ``compiler.options.Options`` (``mode``, ``fusion``, ``freeze``, ...). With
+      ``mode="reduce-overhead"`` calls without gradients are recorded and replayed as one native
+      call (see ``compiler.runtime.replayed``); for training steps see ``compiler.step``.
 
     Raises ValueError for an unknown option, or an unknown capture.
 
@@ -46,6 +48,8 @@ def compile(  # the verb that users know from torch.compile
     [0.0, 6.0]
     """
     chosen = Options.of(options)  # refuse what is unknown now, not at the first call
+    if chosen.memory_budget is not None:  # one for all graphs
+        options["memory_budget"] = chosen.memory_budget
     if chosen.freeze:
         logger.warning(
             "freeze=True: weights are taken as the first call finds them; later changes do not show"
@@ -57,6 +61,10 @@ def compile(  # the verb that users know from torch.compile
         from compiler.mend.report import compile_mended
 
         return compile_mended(model, front, fullgraph)
+    if chosen.mode == "reduce-overhead" and capture == "dynamo":
+        from compiler.runtime.replayed import replayed
+
+        return replayed(model, front)
     return front(model)
 
 
@@ -79,6 +87,7 @@ class Explanation:
     patterns: list[str] = field(default_factory=list)
     fallbacks: dict[str, str] = field(default_factory=dict)  # operation: why it has no loops
     findings: list[str] = field(default_factory=list)  # of mending
+    graphed: list[Any] = field(default_factory=list)  # who decides on CUDA graphs, by graph
 
     def __str__(self) -> str:
         return "\n\n".join(f"──── {name} ────\n{text}" for name, text in self.stages.items())
@@ -104,7 +113,8 @@ def explain(
 
     The stages: graph breaks with their reasons, guards, Dynamo's graph, the matched patterns, and
     for each half (forward and backward, or inference) the ATen graph, the loop IR before and after
-    fusion, and the generated C++ and Python. ``folder`` writes them there too. The backward half is
+    fusion, and the generated C++ and Python; last, why each graph was captured as a CUDA graph or
+    was not. ``folder`` writes them there too. The backward half is
     compiled where an output asks for a gradient, unless ``backward`` is False. With ``mend``, the
     source before and after mending come first, and ``findings`` say what was mended, and why the
     rest was not.
@@ -141,6 +151,7 @@ def explain(
         outputs = compile(function, mend=mend, **options)(*inputs)
         if backward is not False:
             _backward(outputs)
+    result.stages["CUDA graphs"] = "\n".join(map(str, result.graphed))
     if folder is not None:
         result.save(folder)
     return result
@@ -174,6 +185,9 @@ def _listening(result: Explanation) -> Iterator[None]:
     count: dict[str, int] = {}
 
     def listener(half: str, *stage: Any) -> None:
+        if half == "graphed":
+            result.graphed += stage
+            return
         count[half] = count.get(half, 0) + 1
         name = half if count[half] == 1 else f"{half} {count[half]}"
         if half == "patterns":

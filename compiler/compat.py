@@ -17,12 +17,14 @@ from torch._library.effects import EffectType
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch.export._trace import _export_to_torch_ir
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy.functions import FloorDiv
 
 __all__ = [
     "FloorDiv",
     "ORDERED",
+    "StorageWeakRef",
     "above_operators",
     "aot_autograd",
     "copy_module",
@@ -113,6 +115,16 @@ def export_to_torch(
     )
 
 
+def outputs_of_forward() -> int | None:
+    """How many outputs of the forward graph that is being compiled are not for backward.
+
+    None where that cannot be told.
+    """
+    context = torch._guards.TracingContext.try_get()
+    meta = None if context is None else context.fw_metadata
+    return None if meta is None or meta.tokens else int(meta.num_forward)
+
+
 def output_spec(gm: fx.GraphModule) -> Any:
     """How an exported graph's results are arranged."""
     return gm._out_spec
@@ -166,3 +178,39 @@ def above_operators() -> Any:
     for key in _AUTOGRAD:
         exclude = exclude.remove(key)
     return torch._C._ForceDispatchKeyGuard(include, exclude)
+
+
+Guard = Callable[[dict[str, Any]], bool]
+
+
+def compiled_frame(code: Any, frame: dict[str, Any]) -> tuple[Guard, Any] | None:
+    """The guards under which TorchDynamo compiled a function for ``frame``, and its bytecode.
+
+    ``frame``: the function's locals, those of its closure among them. None if no guards hold.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    for entry in _debug_get_cache_entry_list(code):
+        check: Guard = entry.guard_manager.check
+        if check(frame):
+            return check, entry.code
+    return None
+
+
+def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A fast test whether tensors have the types, sizes, strides and devices of these."""
+    from torch._C._dynamo.guards import TensorGuards
+
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def on_same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A CUDA tensor on the memory of another, with a storage of its own that does not keep it."""
+    storage = tensor.untyped_storage()
+    made = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
+    found = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return found.set_(made, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -29,7 +29,9 @@ class KernelOp:
     """A call of a hand-written kernel.
 
     ``emit(code, problem)`` appends the call, in C++, or in Python for Triton; ``kernels`` are the
-    entry points it uses.
+    entry points it uses. ``by_address``: it finds its tensors through an array of addresses in the
+    device's memory, which a captured CUDA graph goes on reading: they must stay where they are, or
+    be copied to where they were.
     """
 
     name: str
@@ -38,6 +40,7 @@ class KernelOp:
     kernels: list[str]
     emit: Callable[[Any, int], None]
     note: str = ""
+    by_address: bool = False
 
     def reads(self) -> list[Buffer]:
         """The buffers that it reads."""
@@ -96,10 +99,13 @@ class Graph:
     device: torch.device = CPU
     inlining: bool = True
     autotune: bool = False
+    checksums: bool = False  # whether kernels verify their results
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm
     effects: bool = False  # whether there are operations with effects
     frees_inputs: bool = False  # whether the caller lets go of inputs: saved tensors in backward
     frozen: set[Buffer] = field(default_factory=set)  # inputs that may be taken as they are now
+    manager: Any = None  # of a memory budget (compiler.offload.compiled), for what backward needs
+    parked: dict[Buffer, str] = field(default_factory=dict)  # outputs that it manages: labels
     _count: int = 0
 
     def buffer(

@@ -57,6 +57,7 @@ def lower(
     autotune: bool = False,
     branch: Callable[[fx.GraphModule], Callable[..., Any]] = lambda gm: gm,
     target: str = "",
+    checksums: bool = False,
 ) -> Graph:
     """The graph's operations in the loop IR.
 
@@ -64,12 +65,16 @@ def lower(
     be taken once for all: what depends on them alone is computed at the first call only.
     ``autotune`` lets matrix products be measured, ours against PyTorch's. ``branch`` compiles the
     graphs inside control flow. ``target`` is cpp or triton, or that of the tensors' device.
+    ``checksums`` has the C++ kernels verify their results.
     """
     import compiler.lowerings  # noqa: F401  # fills LOWERINGS, and itself imports this module
 
     device = device_of(gm)
     target = target or ("triton" if device.type == "cuda" else "cpp")
+    if target == "cpp" and device.type != "cpu":
+        raise ValueError(f"target='cpp' is for tensors on the CPU, and there are some on {device}")
     graph = Graph(target=target, device=device, inlining=inlining, autotune=autotune, branch=branch)
+    graph.checksums = checksums and target == "cpp"
     graph.effects = any(node.target is compat.with_effects for node in gm.graph.nodes)
     env: dict[fx.Node, Any] = {}
     copies: list[tuple[Layout, Value]] = []
@@ -93,9 +98,11 @@ def lower(
 
 def device_of(gm: fx.GraphModule) -> torch.device:
     """Where a graph's tensors are: on a GPU if there is one among them, else on the CPU."""
-    found = (t for node in gm.graph.nodes for t in tree_leaves(node.meta.get("val")))
-    devices = {t.device for t in found if isinstance(t, torch.Tensor)}
-    return next((d for d in devices if d.type == "cuda"), torch.device("cpu"))
+    for node in gm.graph.nodes:
+        for found in tree_leaves(node.meta.get("val")):
+            if isinstance(found, torch.Tensor) and found.device.type == "cuda":
+                return found.device
+    return torch.device("cpu")
 
 
 def _input(graph: Graph, node: fx.Node) -> Any:

@@ -44,7 +44,10 @@ def plan(graph: Graph, steps: Sequence[Step], reuse: bool = True) -> Plan:
     segments += _cut([step for step in steps if step not in once])
     if graph.frees_inputs:
         last = {b: step for s in segments for step in s for b in step.reads() if b.kind == "input"}
-        segments = [part for segment in segments for part in _cut_to_free(segment, last)]
+        least = FREED if graph.manager is None else 1
+        segments = [part for segment in segments for part in _cut_to_free(segment, last, least)]
+    if graph.parked:
+        segments = [part for segment in segments for part in _cut_to_park(segment, graph.parked)]
     result = Plan(segments, prepared)
     outputs = graph.returned()
     uses: dict[Buffer, list[int]] = {}
@@ -83,12 +86,24 @@ def _cut(steps: Sequence[Step]) -> list[list[Step]]:
     return segments
 
 
-def _cut_to_free(segment: list[Step], last: dict[Buffer, Step]) -> list[list[Step]]:
+def _cut_to_park(segment: list[Step], parked: dict[Buffer, str]) -> list[list[Step]]:
+    """The segment in parts that end where something is made that backward will need."""
+    parts: list[list[Step]] = [[]]
+    for step in segment:
+        if any(b in parked for before in parts[-1] for b in before.writes()):
+            parts.append([])
+        parts[-1].append(step)
+    return parts
+
+
+def _cut_to_free(
+    segment: list[Step], last: dict[Buffer, Step], least: int = FREED
+) -> list[list[Step]]:
     """The segment in parts, so that Python can let go of large inputs after their last use."""
     parts: list[list[Step]] = [[]]
     dead = 0
     for step in segment:
-        if dead >= FREED and parts[-1]:
+        if dead >= least and parts[-1]:
             parts.append([])
             dead = 0
         parts[-1].append(step)

@@ -77,6 +77,10 @@ class SparseRows(torch.optim.Optimizer):
             self._lookups = [one for one in self._lookups if one.tables[0] is not tables[0]]
         self._lookups.append(Lookups(tables, bags, grad, argmax))
 
+    def waiting(self) -> bool:
+        """Whether lookups of a backward pass wait for a step."""
+        return bool(self._lookups)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, also those that wait as lookups."""
         self._lookups.clear()

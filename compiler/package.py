@@ -47,6 +47,8 @@ def save(
     if place.exists():
         raise FileExistsError(f"{place}: there is something already; name a folder that is not")
     chosen = Options.of(options)
+    if chosen.checksums:
+        raise PackageError("checksums: a saved model cannot verify its weights; leave it out")
     module, names, flat_out = _compiled(model, inputs, dynamic_shapes, chosen)
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.partial-", dir=place.parent))

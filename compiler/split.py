@@ -34,7 +34,8 @@ from compiler.rename import rename
 from compiler.schedule import is_column
 
 ENOUGH = 256  # programs that fill a device
-SHORT = 8192  # lengths up to here stay whole
+FEW, SHORTER = 8, 2048  # of rows fewer than this, lengths up to that stay whole
+SHORT = 8192  # and of others up to here
 SHORT_COLUMNS = 1024  # the same down a column, where a program has many columns
 PART = 1024  # numbers that one program reduces, about
 PART_COLUMNS = 256  # the same down a column
@@ -53,9 +54,11 @@ def _split(graph: Graph, op: Operation) -> Sequence[Operation] | None:
     if not isinstance(op, LoopOp) or not op.reduce or op.reduce.startswith("arg") or not op.inner:
         return None
     rows, length = product([x.size for x in op.outer]), product([x.size for x in op.inner])
+    if not rows.is_number:
+        return None
     column = is_column(op)
-    short = SHORT_COLUMNS if column else SHORT
-    if not rows.is_number or (length.is_number and int(length) <= short):
+    short = SHORT_COLUMNS if column else (SHORTER if int(rows) < FEW else SHORT)
+    if length.is_number and int(length) <= short:
         return None
     if int(rows) >= ENOUGH * (WIDTH if column else 1):
         return None

@@ -193,13 +193,23 @@ def load_into(
             optimizer.load_state_dict(_unflatten(name, tensors, state["optimizers"][name]))
 
 
-def load_model(path: str | Path) -> tuple[DLRM, dict[str, Any]]:
-    """The model of a checkpoint, or of a run's best one, in evaluation mode; and its state."""
+def load_model(path: str | Path, from_disk: bool = False) -> tuple[DLRM, dict[str, Any]]:
+    """The model of a checkpoint, or of a run's best one, in evaluation mode; and its state.
+
+    Tables that were trained on disk are read into memory; or with ``from_disk``, as they are looked
+    up. Raises InputError if they do not fit.
+    """
     folder = resolve(path)
     state = read_state(folder)
     source = f"{folder / 'state.json'}: model"
-    model = DLRM(override(DLRMConfig(), state["model"], source))
-    load_into(folder, state, model)
+    config = override(DLRMConfig(), state["model"], source)
+    if "tables" in state:
+        from dlrm.tables.load import load_disk_model
+
+        model = load_disk_model(folder, state, config, from_disk)
+    else:
+        model = DLRM(config)
+        load_into(folder, state, model)
     return model.eval(), state
 
 

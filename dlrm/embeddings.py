@@ -96,7 +96,9 @@ class QuotientRemainderRows(nn.Module):
 class EmbeddingTable(nn.Module):
     """One categorical feature: ids (N,), offsets (B + 1,) to a pooled vector (B, dim)."""
 
-    def __init__(self, config: DLRMConfig, rows: int, width: int) -> None:
+    def __init__(
+        self, config: DLRMConfig, rows: int, width: int, plain: type[PlainRows] = PlainRows
+    ) -> None:
         super().__init__()
         self.row_weight: nn.Embedding | None = None
         if config.weighted_pooling == "learned":
@@ -110,7 +112,7 @@ class EmbeddingTable(nn.Module):
                 rows, width, pooling, config.sparse, config.qr_collisions, config.qr_op
             )
         else:
-            self.bag = PlainRows(rows, width, pooling, config.sparse)
+            self.bag = plain(rows, width, pooling, config.sparse)
         self.project = nn.Linear(width, config.dim, bias=False) if width != config.dim else None
         if self.project is not None:
             nn.init.xavier_uniform_(self.project.weight)
@@ -129,14 +131,17 @@ class EmbeddingTable(nn.Module):
 
 
 class EmbeddingTables(nn.ModuleList):
-    """All tables of a model: (ids, offsets) of each to F pooled vectors."""
+    """All tables of a model: (ids, offsets) of each to F pooled vectors.
 
-    def __init__(self, config: DLRMConfig) -> None:
+    ``plain`` makes the embedding bags of plain tables: see ``dlrm.tables`` for another kind.
+    """
+
+    def __init__(self, config: DLRMConfig, plain: type[PlainRows] = PlainRows) -> None:
         widths = [config.dim] * len(config.rows)
         if config.md_temperature > 0 and config.rows:
             widths = mixed_dims(config.rows, config.dim, config.md_temperature)
         super().__init__(
-            EmbeddingTable(config, n, d) for n, d in zip(config.rows, widths, strict=True)
+            EmbeddingTable(config, n, d, plain) for n, d in zip(config.rows, widths, strict=True)
         )
 
     def forward(

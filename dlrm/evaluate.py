@@ -45,7 +45,12 @@ def evaluate(
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder for the results")
     require_writable(out, "--out")
-    model, state = load_model(path)
+    model, state = load_model(path, from_disk=True)
+    if part == "train" and state.get("privacy"):
+        raise InputError(
+            "--part train: the model was trained with privacy, and metrics on its training rows "
+            "would be a use of these rows and labels that nothing accounts for; take val or test"
+        )
     dataset = dataset_of(state, model, source)
     slicer = Slicer(dataset, slices)
     label, logit = score_split(

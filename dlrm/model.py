@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.config import DLRMConfig
-from dlrm.embeddings import EmbeddingTables, Wide
+from dlrm.embeddings import EmbeddingTables, PlainRows, Wide
 from dlrm.interaction import CatInteraction, DotInteraction, LowRankCross
 
 
@@ -59,7 +59,7 @@ class DLRM(nn.Module):
     torch.Size([5])
     """
 
-    def __init__(self, config: DLRMConfig) -> None:
+    def __init__(self, config: DLRMConfig, plain: type[PlainRows] = PlainRows) -> None:
         super().__init__()
         config.validate()
         self.config = config
@@ -67,7 +67,7 @@ class DLRM(nn.Module):
         if config.dense_in > 0:
             widths = (config.dense_in, *config.bottom, config.dim)
             self.bottom = mlp(widths, last_relu=True, dropout=config.dropout)
-        self.tables = EmbeddingTables(config)
+        self.tables = EmbeddingTables(config, plain)
         features = len(config.rows) + (config.dense_in > 0)
         self.interaction = make_interaction(config, features)
         widths = (self.interaction.out_features, *config.top, 1)

@@ -58,7 +58,7 @@ def predict(
         raise InputError(f"--input: {file} is a folder; name a file to score")
     if file and out.exists() and os.path.samefile(out, file):
         raise InputError(f"--out: {out} is the input; name another file")
-    model, state = load_model(path)
+    model, state = load_model(path, from_disk=True)
     if file:
         source, counts = _file_batches(state, model, file, data_dir, bad_rows)
         header = "line"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,7 @@ class Report:
         self.file: TextIO | None = None
         self.bar: tqdm | None = None
         self.warned: set[str] = set()
+        self.note: Callable[[], str] = lambda: ""  # more to say beside the loss
         self.board: Any = None
         self.board_path, self.board_kind = tensorboard, None
         if tensorboard:
@@ -82,16 +84,18 @@ class Report:
             dynamic_ncols=True,
         )
 
-    def step(self, step: int, loss: float, lr: float) -> None:
-        """One training step is done."""
+    def step(self, step: int, loss: float | None, lr: float) -> None:
+        """One training step is done; ``loss`` is None where it must not be told."""
         if self.file is not None:
-            self._write(f'{{"event": "step", "step": {step}, "loss": {loss!r}, "lr": {lr!r}}}\n')
-        if self.board is not None:
+            told = "null" if loss is None else repr(loss)
+            self._write(f'{{"event": "step", "step": {step}, "loss": {told}, "lr": {lr!r}}}\n')
+        if self.board is not None and loss is not None:
             self.board.add_scalar("train/loss", loss, step)
         if self.bar is not None and self.bar.update(1):
             rate = self.bar.format_dict["rate"] or 0.0
+            shown = "" if loss is None else f"loss {loss:.4f}, "
             self.bar.set_postfix_str(
-                f"loss {loss:.4f}, {rate * self.batch_size:,.0f} samples/s", refresh=False
+                f"{shown}{rate * self.batch_size:,.0f} samples/s{self.note()}", refresh=False
             )
 
     def scores(self, split: str, step: int, scores: Scores) -> None:

@@ -13,6 +13,7 @@ import xxhash
 from dlrm.config import DLRMConfig, option
 from dlrm.errors import InputError
 from dlrm.optim import DENSE, SPARSE
+from dlrm.privacy.config import PrivacyConfig
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class RunConfig:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = option("f32", "f32, or bf16 for the MLPs by autocast")
     threads: int = option(0, "CPU threads; 0: all cores")
-    compile: str = option("none", "none, inductor or dlrm")
+    compile: str = option("none", "none, inductor, dlrm, or dlrm-step: all of a step in one call")
+    table_storage: str = option("memory", "memory, or disk for tables larger than it")
+    table_cache: str = option("1GiB", "disk: memory for the hot rows of the tables")
     deterministic: bool = option(False, "refuse operations that are not deterministic")
     save_every: int = option(0, "steps between checkpoints; 0: one at the end of each epoch")
     keep: int = option(2, "checkpoints kept besides the best")
@@ -107,6 +110,7 @@ class TrainConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
     scale: ScaleConfig = dataclasses.field(default_factory=ScaleConfig)
 
     def validate(self) -> None:
@@ -116,7 +120,12 @@ class TrainConfig:
         _choice("early_stop", self.run.early_stop, ("none", "auc", "ne"))
         _choice("best", self.run.best, ("auc", "ne"))
         _choice("dtype", self.run.dtype, ("f32", "bf16"))
-        _choice("compile", self.run.compile, ("none", "inductor", "dlrm"))
+        _choice("compile", self.run.compile, ("none", "inductor", "dlrm", "dlrm-step"))
+        _choice("table_storage", self.run.table_storage, ("memory", "disk"))
+        if self.run.compile == "dlrm-step" and (self.optim.clip > 0 or self.run.dtype != "f32"):
+            raise InputError("--compile dlrm-step: goes with f32 and without --clip; use dlrm")
+        if self.run.compile == "dlrm-step" and self.run.table_storage == "disk":
+            raise InputError("--compile dlrm-step: does not go with tables on disk; use dlrm")
         _choice("dense_optimizer", self.optim.dense_optimizer, DENSE)
         _choice("sparse_optimizer", self.optim.sparse_optimizer, SPARSE)
         _choice("dense_layers", self.scale.dense_layers, ("ddp", "fsdp"))
@@ -153,6 +162,7 @@ class TrainConfig:
             raise InputError(f"--ema: {self.optim.ema} must be below 1")
         if self.run.steps == 0 and self.run.epochs == 0:
             raise InputError("--epochs and --steps are both 0: give one of them")
+        self.privacy.validate()
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values, as in the TOML and JSON files."""
@@ -164,11 +174,13 @@ class TrainConfig:
         """What the result depends on, flat: a resumed run must agree in all of it."""
         free = {
             "out", "epochs", "steps", "save_every", "keep", "resume", "overwrite", "log_json",
-            "tensorboard", "profile", "quiet", "threads", "input", "preset",
+            "tensorboard", "profile", "quiet", "threads", "input", "preset", "table_cache",
         }  # fmt: skip
         flat = {"preset": self.preset}
         for part in (self.model, self.data, self.optim, self.run):
             flat |= dataclasses.asdict(part)
+        if self.privacy != PrivacyConfig():
+            flat |= dataclasses.asdict(self.privacy)
         return {name: value for name, value in flat.items() if name not in free}
 
     def hash(self) -> str:

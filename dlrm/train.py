@@ -27,14 +27,16 @@ from dlrm.diagnose import TrainingDiverged
 from dlrm.errors import InputError
 from dlrm.files import named, remove, require_writable, write_json, write_text
 from dlrm.presets import TRAIN_PRESETS
+from dlrm.privacy.config import PrivacyConfig, private_preset
 from dlrm.report import Report
 from dlrm.scale.world import launched
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
+from dlrm.tables import disk as tables_on_disk
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
 PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
-         "scale": ScaleConfig}  # fmt: skip
-OURS = ("checkpoints", "best", "log.jsonl", "summary.json", "config.toml", ".lock")
+         "privacy": PrivacyConfig, "scale": ScaleConfig}  # fmt: skip
+OURS = ("checkpoints", "best", "tables", "log.jsonl", "summary.json", "config.toml", ".lock")
 
 
 def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainConfig:
@@ -51,6 +53,9 @@ def make_config(preset: str = "tiny", toml: str = "", **settings: Any) -> TrainC
     parts["model"] = PRESETS[preset]
     for name, values in TRAIN_PRESETS[preset].items():
         parts[name] = cli.override(parts[name], values, f"preset {preset}")
+    if settings.get("private", (tables.get("privacy") or {}).get("private")):
+        for name, values in private_preset(preset).items():
+            parts[name] = cli.override(parts[name], values, f"private preset {preset}")
     for name, table in tables.items():
         if name not in parts or not isinstance(table, dict):
             raise InputError(
@@ -79,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--preset", default=argparse.SUPPRESS, help=f"{', '.join(PRESETS)} (tiny)")
     flags.add_argument("--config", default="", help="TOML file with tables model, data, optim, run")
     titles = {"model": "model", "data": "data", "optim": "optimizers", "run": "run",
-              "scale": "several processes (torchrun)"}  # fmt: skip
+              "privacy": "privacy", "scale": "several processes (torchrun)"}  # fmt: skip
     for name, part in PARTS.items():
         cli.add_flags(flags, part, titles[name])
     return flags
@@ -105,10 +110,11 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
     log = Path(config.run.log_json) if config.run.log_json else out / "log.jsonl"
     report = Report(log, config.run.tensorboard, config.run.quiet)
     lock: IO[str] | None = None
+    trainer: Any = None
     made = [path for path in (out, *out.absolute().parents) if not path.exists()]
     refused = False
     try:
-        trainer = Trainer(config, dataset, report)
+        trainer = _trainer(config, dataset, report)
         origin = _resume_from(config, trainer)
         out.mkdir(parents=True, exist_ok=True)
         lock = _lock(out)
@@ -132,10 +138,25 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         return summary
     finally:
         report.close()
+        if trainer is not None and trainer.tables is not None:
+            trainer.tables.close()
         if refused:
             _remove_ours(out, made)
         if lock is not None:
             lock.close()
+
+
+def _trainer(config: TrainConfig, dataset: Dataset, report: Report) -> Trainer:
+    """The kind of trainer that the privacy settings ask for."""
+    if config.privacy.private:
+        from dlrm.privacy.trainer import PrivateTrainer
+
+        return PrivateTrainer(config, dataset, report)
+    if config.privacy.label_epsilon:
+        from dlrm.privacy.labels import LabelTrainer
+
+        return LabelTrainer(config, dataset, report)
+    return Trainer(config, dataset, report)
 
 
 def _remove_ours(out: Path, made: list[Path]) -> None:
@@ -212,6 +233,8 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     text = cli.toml(config.as_dict())
     write_text(out / "config.toml", text)
+    if trainer.tables is not None and origin is None:
+        trainer.tables.create(out / tables_on_disk.FOLDER)
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
@@ -226,6 +249,11 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
+    if trainer.tables is not None:
+        report.say(
+            f"tables on disk: {trainer.tables.bytes / 2**20:,.1f} MiB of rows in "
+            f"{out / tables_on_disk.FOLDER}, a cache of {config.run.table_cache} before them"
+        )
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
@@ -286,6 +314,15 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         **ceiling,
         "samples_per_s": rate,
         "peak_rss_mb": peak_rss_mb(),
+        **(
+            {}
+            if trainer.tables is None
+            else {
+                "table_disk_mb": trainer.tables.bytes / 2**20,
+                "table_cache_mb": trainer.tables.cache / 2**20,
+                "table_cache_hit_rate": trainer.hit_rate(),
+            }
+        ),
         "steps": trainer.at.step,
         "best_step": trainer.at.best_step,
         "seed": config.run.seed,
@@ -293,6 +330,7 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         "data_fingerprint": trainer.dataset.fingerprint,
         "test_rows": scores.rows,
         "checkpoint": str(Path(config.run.out) / "best"),
+        **trainer.more_summary(),
     }
 
 
@@ -313,18 +351,31 @@ def show(summary: dict[str, Any]) -> str:
         f"  {'peak memory':<24}{summary['peak_rss_mb']:,.0f} MB",
         f"checkpoint: {summary['checkpoint']}",
     ]
+    if "table_cache_hit_rate" in summary:
+        lines.insert(
+            -1,
+            f"  {'rows found in the cache':<24}{summary['table_cache_hit_rate']:.1%} "
+            f"({summary['table_cache_mb']:,.0f} of {summary['table_disk_mb']:,.0f} MiB)",
+        )
     if "bayes_auc" in summary:
         lines.insert(
             5,
             f"  {'the planted truth has':<24}AUC {summary['bayes_auc']:.4f}, logloss "
             f"{summary['bayes_logloss']:.4f}, NE {summary['bayes_ne']:.4f}",
         )
+    if "privacy" in summary:
+        lines.append(_guarantee(summary["privacy"]))
     if abs(summary["auc"] - 0.5) < 0.01:
         lines.append(
             "hint: an AUC of about 0.5 is chance. Check that the labels belong to these rows, "
             "train longer, or change --dense-lr and --sparse-lr"
         )
     return "\n".join(lines)
+
+
+def _guarantee(spent: dict[str, Any]) -> str:
+    claim = f"privacy: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:.2g}"
+    return f"{claim}, for {spent['unit']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -335,6 +386,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = make_config(toml=given.pop("config"), **given)
         try:
             if launched():
+                if config.privacy.private or config.privacy.label_epsilon:
+                    raise InputError(
+                        "--private and --label-epsilon under torchrun: several processes train "
+                        "without clipping, noise or flipped labels; start one process"
+                    )
                 from dlrm.scale.run import train as train_together
 
                 return train_together(config)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import checkpoint
-from dlrm.batch import Batch
+from dlrm.batch import Batch, ModelInputs
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite, why_not_scored
+from dlrm.embeddings import PlainRows
 from dlrm.errors import InputError
 from dlrm.files import explain
 from dlrm.machine import memory_bytes
@@ -32,6 +34,11 @@ from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
 from dlrm.report import Report
 from dlrm.scoring import vocabulary
 from dlrm.settings import TrainConfig
+from dlrm.tables import DiskTables
+from dlrm.tables import disk as tables_on_disk
+from dlrm.tables.disk import segment_of
+from dlrm.tables.load import store_folder
+from dlrm.tables.window import DiskRows
 
 
 @dataclasses.dataclass
@@ -62,8 +69,15 @@ class Trainer:
         self.device = pick_device(config.run.device)
         torch.manual_seed(config.run.seed)
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.tables: DiskTables | None = None  # None: they are in the model
         self.build()
+        if config.run.table_storage == "disk" and self.tables is None:
+            raise InputError(
+                "--table-storage disk: goes with one process and without privacy; use "
+                "--table-storage memory"
+            )
         opt = config.optim
+        self.whole_step = whole_step(self.model, self.optimizers, self.device, config.run.compile)
         self.schedules = {
             name: schedule(o, opt.warmup_steps, opt.decay_start, opt.decay_steps, opt.decay_power)
             for name, o in self.optimizers.items()
@@ -97,9 +111,15 @@ class Trainer:
 
     def build(self) -> None:
         """The model, what is called in its place, and the optimizers."""
-        opt = self.config.optim
-        require_memory(self.config, self.device)
-        self.model = DLRM(self.config.model).to(self.device)
+        opt, run = self.config.optim, self.config.run
+        disk = run.table_storage == "disk"
+        if disk:
+            kind, model = opt.sparse_optimizer, self.config.model
+            tables_on_disk.check(model, self.device.type, opt.ema, kind, self.out)
+            cache = cache_bytes(run.table_cache)
+        else:
+            require_memory(self.config, self.device)
+        self.model = DLRM(self.config.model, DiskRows if disk else PlainRows).to(self.device)
         self.forward = compiled(self.model, self.config.run.compile)
         self.optimizers["dense"] = dense_optimizer(
             self.model.dense_parameters(),
@@ -109,6 +129,12 @@ class Trainer:
         )
         if tables := self.model.sparse_parameters():
             self.optimizers["sparse"] = sparse_optimizer(tables, self.config)
+        if disk:
+            self.tables = DiskTables(
+                self.model, self.optimizers["sparse"], opt.sparse_optimizer, cache,
+                self.config.data.batch_size,
+            )  # fmt: skip
+            self.report.note = lambda: f", {self.hit_rate():.1%} of rows cached"
 
     def parameter_count(self) -> int:
         """Of the whole model."""
@@ -118,28 +144,55 @@ class Trainer:
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy of a batch on this run's device, in f32."""
-        with self._autocast():
-            logits = self.forward(*batch.inputs())
-        return F.binary_cross_entropy_with_logits(logits.float(), batch.label)
+        return self._loss(batch.label, self._inputs(batch, train=False))
 
-    def step(self, batch: Batch) -> Tensor:
-        """Forward, backward, update; returns the loss before the update."""
+    def _loss(self, label: Tensor, inputs: ModelInputs) -> Tensor:
+        with self._autocast():
+            logits = self.forward(*inputs)
+        return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+    def _inputs(self, batch: Batch, train: bool) -> ModelInputs:
+        return batch.inputs() if self.tables is None else self.tables.load(batch, train)
+
+    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
+        """Forward, backward, update; returns the loss before the update.
+
+        ``following``: the batch of the next step, if it is known.
+        """
         batch = batch.to(self.device)
-        loss = self.loss(batch)
+        if self.whole_step is not None:
+            loss = self.whole_step(batch.inputs(), batch.label)
+            self.updated()
+            return loss.detach()
+        inputs = self._inputs(batch, train=True)
+        if self.tables is not None:
+            self.tables.expect(following)
+        loss = self._loss(batch.label, inputs)
         loss.backward()
         if self.config.optim.clip > 0:
             clip_gradients(self.model.parameters(), self.config.optim.clip)
-        for name, optimizer in self.optimizers.items():
+        self.update()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Step all optimizers with the gradients at hand, and what follows them."""
+        for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            self.schedules[name].step()
+        if self.tables is not None:
+            self.tables.keep()
+        self.updated()
+
+    def updated(self) -> None:
+        """What follows an update: the next learning rates, and the average of the weights."""
+        for one in self.schedules.values():
+            one.step()
         if self.average is not None:
             # the plain mean of the steps so far, until their number calls for the exponential one:
             # that would hold on to the initial weights
             decay = min(self.config.optim.ema, self.at.step / (1 + self.at.step))
             weights = [p.detach() for p in self.model.parameters()]
             torch._foreach_lerp_(self.average, weights, 1 - decay)
-        return loss.detach()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -182,8 +235,8 @@ class Trainer:
         run = self.config.run
         started = time.perf_counter()
         with self._batches() as batches:
-            for batch in batches:
-                loss = self.step(batch)
+            for batch, following in with_next(batches):
+                loss = self.step(batch, following)
                 self.at.step, self.at.batch = self.at.step + 1, self.at.batch + 1
                 self._record(batch, loss)
                 if profiler is not None:
@@ -257,16 +310,23 @@ class Trainer:
                 self.model.zero_grad(set_to_none=True)
         return min(times)
 
+    def hit_rate(self) -> float:
+        """Of the different rows that batches needed, the share that was in memory."""
+        return 1.0 if self.tables is None else self.tables.hit_rate()
+
     # ---- validation and test -------------------------------------------------------------------
 
-    def score(self, split: str, limit: int = 0) -> Scores:
-        """The metrics of the current weights on a split."""
+    def score(
+        self, split: str, limit: int = 0, load: Callable[[Batch], ModelInputs] | None = None
+    ) -> Scores:
+        """The metrics of the current weights on a split; ``load`` gives a batch's inputs."""
+        load = load or functools.partial(self._inputs, train=False)
         reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
         collector = Collector()
         self.model.eval()
         with torch.inference_mode(), self._autocast():
             for batch in itertools.islice(reader, limited(len(reader), limit)):
-                logits = self.forward(*batch.to(self.device).inputs())
+                logits = self.forward(*load(batch.to(self.device)))
                 collector.update(batch.label.numpy(), logits.float().cpu().numpy())
                 if self._interrupted:
                     break
@@ -304,8 +364,10 @@ class Trainer:
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
         best = self.out / "best"
-        self.read(best, self.read_state(best), weights_only=True)
-        scores = self.score("test", self.config.data.limit_test_batches)
+        state = self.read_state(best)
+        self.read(best, state, weights_only=True)
+        load = None if self.tables is None else self.tables.as_of(segment_of(state))
+        scores = self.score("test", self.config.data.limit_test_batches, load)
         self.report.scores("test", self.at.best_step, scores)
         return scores
 
@@ -328,6 +390,9 @@ class Trainer:
     def _save_and_prune(self) -> None:
         self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
         checkpoint.prune(self.out, self.config.run.keep)
+        if self.tables is not None:
+            best = self.out / "best"
+            self.tables.prune([*checkpoint.steps(self.out), *([best] if best.exists() else [])])
 
     def _save_to(self, path: Path, weights_only: bool = False) -> None:
         state = {
@@ -344,8 +409,13 @@ class Trainer:
                 "table_names": self.dataset.table_names,
             },
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
+            **self.more_state(weights_only),
         }
+        if self.tables is not None:
+            state["tables"] = {"storage": "disk", "segment": self.tables.mark()}
         self.write(path, state, weights_only)
+        if self.tables is not None:
+            self.tables.begin(segment_of(state))
 
     def write(self, path: Path, state: dict[str, Any], weights_only: bool) -> None:
         """A checkpoint with ``state``."""
@@ -353,6 +423,22 @@ class Trainer:
             checkpoint.save(path, self.model, state)
         else:
             checkpoint.save(path, self.model, state, self.optimizers, self.average or ())
+
+    def more_state(self, weights_only: bool) -> dict[str, Any]:
+        """What a checkpoint of this kind of run holds besides."""
+        return {}
+
+    def more_summary(self) -> dict[str, Any]:
+        """What the summary of this kind of run holds besides."""
+        return {}
+
+    def check_state(self, path: Path, state: dict[str, Any]) -> None:
+        """Refuse the checkpoint of another kind of run."""
+        if state.get("privacy"):
+            raise checkpoint.CheckpointError(
+                f"{path}: trained with privacy, and a step without it would end the guarantee; "
+                "give the privacy settings of that run, or train anew with --overwrite"
+            )
 
     def read_state(self, path: Path) -> dict[str, Any]:
         """``state.json`` of a checkpoint that ``write`` made, once its files are checked."""
@@ -370,6 +456,7 @@ class Trainer:
 
         ``state`` is what ``checkpoint.read_state`` returned for it.
         """
+        self.check_state(path, state)
         now = {**self.config.fate(), "fingerprint of the data": self.dataset.fingerprint}
         then = {**state["fate"], "fingerprint of the data": state["dataset"]["fingerprint"]}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in now.items()}
@@ -379,7 +466,17 @@ class Trainer:
                 f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
                 "anew with --overwrite"
             )
+        if self.tables is not None:
+            folder = self.out / tables_on_disk.FOLDER
+            if store_folder(path.resolve()) != folder.resolve():
+                raise InputError(
+                    f"--resume {path}: its tables are files of its own run and change with it; go "
+                    f"on in that run: --out {store_folder(path).parent} --resume auto"
+                )
+            self.tables.restore(folder, segment_of(state))
         self.read(path, state)
+        if self.tables is not None:
+            self.tables.fit_states()
         for name, values in state["schedules"].items():
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]
@@ -462,6 +559,29 @@ class Interrupted(Exception):
         self.step = step
 
 
+def with_next(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it, or None.
+
+    >>> list(with_next(iter("abc")))
+    [('a', 'b'), ('b', 'c'), ('c', None)]
+    """
+    at = next(batches, None)
+    while at is not None:
+        following = next(batches, None)
+        yield at, following
+        at = following
+
+
+def cache_bytes(text: str) -> int:
+    """The size of the cache of rows. Raises InputError naming the flag."""
+    from compiler.offload import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise InputError(f"--table-cache: {error}") from None
+
+
 def pick_device(name: str) -> torch.device:
     """The device of that name; "auto" is the GPU if there is one."""
     if name == "auto":
@@ -523,13 +643,31 @@ def compiled(model: nn.Module, how: str) -> Any:
     return compiler.compile(model)
 
 
+def whole_step(
+    model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], device: torch.device, how: str
+) -> Any:
+    """With ``--compile dlrm-step``: forward, loss, backward and update as one native call."""
+    if how != "dlrm-step":
+        return None
+    if device.type != "cpu":
+        raise InputError(f"--compile dlrm-step: is for the CPU, not {device}; use dlrm")
+    import compiler
+
+    def loss_of(logits: Tensor, label: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+    return compiler.step(model, loss_of, list(optimizers.values()), mode="reduce-overhead")
+
+
 def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The tables' optimizer: PyTorch's operators, or with ``--compile dlrm`` one native call.
+    """The tables' optimizer: PyTorch's operators; one native call with our compiler, and in private
+    runs on the CPU.
 
     Both keep the same state under the same names, so that a checkpoint fits either.
     """
     opt = config.optim
-    if config.run.compile != "dlrm":
+    native = config.run.compile in ("dlrm", "dlrm-step")
+    if not native and not (config.privacy.private and tables[0].is_cpu):
         return SparseRows(
             tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
         )
@@ -540,7 +678,8 @@ def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.o
         opt.sparse_optimizer,
         opt.sparse_lr,
         weight_decay=opt.sparse_weight_decay,
-        fused=opt.clip == 0,  # clipping wants to see the gradients
+        # clipping wants to see the gradients
+        fused=opt.clip == 0 and not config.privacy.private,
     )
 
 

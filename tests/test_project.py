@@ -149,3 +149,11 @@ def test_the_wheel_holds_every_module_and_kernel_source(tmp_path: Path) -> None:
 def test_lab_is_that_of_the_environment() -> None:
     """`python -m jupyter lab` takes the first jupyter-lab of PATH, which may be another's."""
     assert "-m jupyterlab $(ARGS) tutorials" in MAKEFILE and "-m jupyter " not in MAKEFILE
+
+
+def test_the_pages_name_files_that_exist() -> None:
+    for page in ("README.md", "data/README.md"):
+        named = set(
+            re.findall(r"\b(?:dlrm|compiler|tests|data)/[\w/]+\.\w+", (ROOT / page).read_text())
+        )
+        assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

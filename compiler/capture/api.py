@@ -87,7 +87,7 @@ class Session:
             return function
         if (id(plain), id(receiver)) not in self._roots:
             self._made[code] = self._made.get(code, 0) + 1
-        if self._made[code] > _MOST_OF_ONE:  # functions that are made anew at each call
+        if self._made.get(code, 0) > _MOST_OF_ONE:  # functions that are made anew at each call
             return function
         if receiver is None:
             return self.root(plain).call

@@ -89,7 +89,9 @@ def _object(frame: Frame, value: ObjectValue, kept: Any, part: Any, way: str) ->
     if own is not None:
         return look(frame.call(own, [value, DictValue({})] if way == "__deepcopy__" else [value]))
     cls: Any = value.cls
-    ways = [name for name in _OWN_WAYS if getattr(cls, name, None) is not getattr(object, name, None)]
+    ways = [
+        name for name in _OWN_WAYS if getattr(cls, name, None) is not getattr(object, name, None)
+    ]
     slots = any("__slots__" in base.__dict__ for base in cls.__mro__)
     if ways or slots or issubclass(cls, BaseException) or isinstance(value, ByIdentity):
         raise Unsupported(f"copying a {cls.__name__}")

@@ -175,7 +175,7 @@ class CapturedGraph:
         return found[1] if found else None
 
     def refuse_data(self) -> None:
-        """Refuse what fake tensors took out of the data of one, such as a size given as a tensor."""
+        """Refuse what fake tensors took out of data, such as a size that is given as a tensor."""
         guards = self.shapes.guards
         new, self._seen_guards = guards[self._seen_guards :], len(guards)
         if any(symbol not in self.symbols for guard in new for symbol in guard.expr.free_symbols):

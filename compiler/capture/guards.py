@@ -73,24 +73,30 @@ class Guards:
         lines = [f"def guard({', '.join(parameters)}):", "    try:"]
         namespace = {**self.constants.namespace, "same": same}
         if quick:
-            namespace |= {"tables": list(tables.values()), "dict_version": self.dict_version}
-            namespace["versions"] = [-1] * len(tables)
+            namespace |= {"__tables": list(tables.values()), "__version": self.dict_version}
+            namespace["__versions"] = [-1] * len(tables)
             lines += [
-                "        now = list(map(dict_version, tables))", "        if now != versions:",
-                "            for k, look in enumerate(looks):",
-                "                if now[k] != versions[k]:",
-                "                    failed = look()",
-                "                    if failed is not None: return failed",
-                "                    versions[k] = now[k]",
+                "        __now = list(map(__version, __tables))",
+                "        if __now != __versions:",
+                "            __failed = __look_again(__now)",
+                "            if __failed is not None: return __failed",
             ]  # fmt: skip
         self._write(lines, rest, len(quick))
         lines += ["        return None", "    except Exception:", "        return -1"]
         count = 0
         for k, group in enumerate(about.values()):
-            lines += [f"def look_{k}():", "    if True:"]
+            lines += [f"def __look_{k}():", "    if True:"]
             self._write(lines, group, count)
             count += len(group)
-        lines.append(f"looks = [{', '.join(f'look_{k}' for k in range(len(about)))}]")
+        lines += [
+            f"__looks = [{', '.join(f'__look_{k}' for k in range(len(about)))}]",
+            "def __look_again(now):",
+            "    for k, look in enumerate(__looks):",
+            "        if now[k] != __versions[k]:",
+            "            failed = look()",
+            "            if failed is not None: return failed",
+            "            __versions[k] = now[k]",
+        ]
         code = "\n".join(lines)
         exec(compile(code, "<guards>", "exec"), namespace)
         return namespace["guard"], code

@@ -19,6 +19,7 @@ from compiler.capture.iterators import (
     MapIterator,
     ZipIterator,
 )
+from compiler.capture.registry import FALSE, HANDLERS, NONE, handles
 from compiler.capture.values import (
     Constant,
     DictValue,
@@ -40,7 +41,6 @@ from compiler.capture.values import (
 
 if TYPE_CHECKING:
     from compiler.capture.interpreter import Frame
-from compiler.capture.registry import FALSE, HANDLERS, NONE, handles
 
 
 def iterator(frame: Frame, value: Value) -> IteratorValue:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from compiler.capture import copies, methods, polyfills
+from compiler.capture import copies, iterables, methods, operators, polyfills  # noqa: F401  # they fill the table
 from compiler.capture.attributes import (
     class_attribute,
     delete_own,
@@ -26,6 +26,8 @@ from compiler.capture.attributes import (
     usual_attribute,
 )
 from compiler.capture.calls import bind_arguments
+from compiler.capture.operators import alike
+from compiler.capture.registry import HANDLERS, NONE, folded, handles, inside
 from compiler.capture.trace import mapping_base, plain
 from compiler.capture.values import (
     ByIdentity,
@@ -52,9 +54,6 @@ from compiler.capture.values import (
 
 if TYPE_CHECKING:
     from compiler.capture.interpreter import Frame
-from compiler.capture import iterables, operators  # noqa: F401  # they fill the table
-from compiler.capture.operators import alike
-from compiler.capture.registry import HANDLERS, NONE, folded, handles, inside
 
 PURE = {
     abs, ascii, bin, bool, bytes, callable, chr, complex, divmod, float, format, hash, hex, int,
@@ -248,7 +247,9 @@ def construct(frame: Frame, cls: type, args: list[Value], kwargs: dict[str, Valu
     base = mapping_base(cls)
     of_metaclass: Any = type(cls).__call__
     if isinstance(of_metaclass, types.FunctionType):
-        return look(frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs))
+        return look(
+            frame.call(frame.trace.known(of_metaclass), [frame.trace.known(cls), *args], kwargs)
+        )
     if not (plain(cls) or base) or of_metaclass is not type.__call__:
         raise Unsupported(f"making a {cls.__name__}")
     value = ObjectValue(cls) if base is None else MappingValue(cls, base)

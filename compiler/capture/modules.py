@@ -48,8 +48,9 @@ def module(tensors: Tensors, obj: nn.Module, source: Source) -> Value:
 
 
 def attribute(tensors: Tensors, frame: Frame, owner: ModuleValue, name: str) -> Value | None:
-    if name in owner.attributes:
-        return look(owner.attributes[name])
+    held_here = owner.attributes.get(name)
+    if held_here is not None:
+        return look(held_here)
     instance, trace = owner.obj.__dict__, tensors.trace
     cls: Any = owner.cls
     if cls.__getattribute__ is not object.__getattribute__:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.capture import methods, polyfills
 from compiler.capture.attributes import held, lookup, special
+from compiler.capture.iterables import items_of
 from compiler.capture.iterators import IteratorValue
+from compiler.capture.registry import FALSE, HANDLERS, NONE, fresh, handles
 from compiler.capture.values import (
     ByIdentity,
     Constant,
@@ -32,8 +34,6 @@ from compiler.capture.values import (
 
 if TYPE_CHECKING:
     from compiler.capture.interpreter import Frame
-from compiler.capture.iterables import items_of
-from compiler.capture.registry import FALSE, HANDLERS, NONE, fresh, handles
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
 _COMPARED = ("__lt__", "__gt__", "__le__", "__ge__", "__eq__", "__ne__")

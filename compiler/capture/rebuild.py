@@ -132,13 +132,13 @@ class Rebuild:
                     self.effects.append(f"{target}[{name!r}] = {self.expression(content)}")
             elif isinstance(value, ObjectValue):
                 put = self.helper(object.__setattr__)
+                gone = self.helper(object.__delattr__)
                 for name in value.changed:
-                    content = value.attributes[name]
-                    if content is None:
-                        gone = self.helper(object.__delattr__)
-                        self.effects.append(f"{gone}({target}, {name!r})")
-                        continue
-                    self.effects.append(f"{put}({target}, {name!r}, {self.expression(content)})")
+                    kept = value.attributes[name]
+                    self.effects.append(
+                        f"{gone}({target}, {name!r})" if kept is None
+                        else f"{put}({target}, {name!r}, {self.expression(kept)})"
+                    )  # fmt: skip
             else:
                 raise CannotRebuild(value)
 
@@ -227,11 +227,14 @@ def _cell(r: Rebuild, value: CellValue) -> str:
 
 def _object(r: Rebuild, value: ObjectValue) -> str:
     if issubclass(value.cls, BaseException):
+        if None in value.arguments:  # a message that only Python knows
+            raise CannotRebuild(value)
         return r.new(value, f"{r.helper(value.cls)}({r.many(value.arguments)})")
     new: Any = value.inner.cls.__new__ if isinstance(value, MappingValue) else object.__new__
     name = r.new(value, f"{r.helper(new)}({r.helper(value.cls)})")
     if isinstance(value, MappingValue):
-        put = r.helper(value.inner.cls.__setitem__)  # type: ignore[attr-defined]
+        base: Any = value.inner.cls
+        put = r.helper(base.__setitem__)
         for pair in value.inner.entries.values():
             r.builds.append(f"{put}({name}, {r.many(pair)})")
     for attribute, content in value.attributes.items():

@@ -1,7 +1,7 @@
 """Operators that take functions: ``torch.cond``, ``while_loop`` and custom autograd functions.
 
-Each function is interpreted into a graph of its own. What it reads of outer graphs becomes a further
-operand, and it must change nothing that stands outside, as the operator may run it or not.
+Each function is interpreted into a graph of its own. What it reads of outer graphs becomes a
+further operand, and it must change nothing that stands outside, as it may run or not.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Region:
 def _placeholder(graph: fx.Graph, stem: str) -> fx.Node:
     """A placeholder whose name no other has."""
     taken = {node.target for node in graph.nodes if node.op == "placeholder"}
-    name = next(n for k in range(len(taken) + 1) if (n := f"{stem}_{k}" if k else stem) not in taken)
+    name = next(
+        n for k in range(len(taken) + 1) if (n := f"{stem}_{k}" if k else stem) not in taken
+    )
     return graph.placeholder(name)
 
 
@@ -276,4 +278,3 @@ MEANINGS: dict[Any, Callable[..., Value]] = {
     _while_loop: while_loop,
     torch.autograd.Function.apply.__func__: apply,  # type: ignore[attr-defined]
 }
-

@@ -453,7 +453,7 @@ class Tensors(Extension):
             return False
         assert value.source is not None
         for name in value.changed:
-            made = rebuild.expression(value.attributes[name])
+            made = rebuild.expression(value.attributes[name] or Constant(None))
             rebuild.effects.append(f"setattr({rebuild.fetch(value.source)}, {name!r}, {made})")
         return True
 

@@ -207,7 +207,7 @@ class Trace:
             f"list({keys}({{}})) == {self.constants.name(names)}", source,
             text=f"{source.text} has keys {names!r:.80}",
         )  # fmt: skip
-        entries = {}
+        entries: dict[Any, tuple[Value, Value]] = {}
         for k in names:
             step = source.then(f"{get}({{}}, {self.constants.name(k)})", f"{{}}[{k!r}]")
             name = self.known(k)
@@ -317,7 +317,7 @@ _MUTABLE = (ListValue, DictValue, SetValue, ObjectValue)
 
 def _plain_key(k: Any) -> bool:
     """Whether a key is a literal, or is compared by identity."""
-    cls = type(k)
+    cls: Any = type(k)
     by_identity = cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__
     return cls in LITERALS or isinstance(k, IDENTITIES) or (by_identity and plain(cls))
 

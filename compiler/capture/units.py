@@ -6,6 +6,7 @@ captures a new case if none does, up to the limit; beyond, the function runs in 
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import logging
@@ -276,7 +277,9 @@ class Rest(Unit):
 
 
 def _identifier(name: str) -> str:
-    """A parameter's name in generated code, where v0, c0, t0 and a few more have a meaning."""
+    """A parameter's name in generated code, where v0, c0, t0 and a few more have a meaning, and
+    built-in functions theirs."""
     name = name.replace(".", "_")
-    taken = re.fullmatch(r"[vct]\d+|out|graph|run|guard|same|cases|miss|result|step", name)
-    return f"{name}_" if taken or name.startswith("__") else name
+    meant = re.fullmatch(r"[vct]\d+|out|graph|run|guard|same|cases|miss|result|step", name)
+    taken = meant is not None or hasattr(builtins, name)
+    return f"{name}__given" if taken or name.startswith("__") else name

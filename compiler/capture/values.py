@@ -357,7 +357,7 @@ class NamespaceValue(DictValue):
         super().__init__({})
         self.owner, self.before = owner, before
 
-    @property  # type: ignore[override]
+    @property
     def entries(self) -> dict[Any, tuple[Value, Value]]:
         slots = {n for base in self.owner.cls.__mro__ for n in base.__dict__.get("__slots__", ())}
         changed = {k: v for k, v in self.owner.attributes.items() if k in self.owner.changed}

@@ -85,6 +85,9 @@ def literal(value: Any, dtype: torch.dtype) -> str:
     """A constant: blocks of f32 and i32 take Python's numbers, other types need their own."""
     if dtype == torch.bool:
         return "True" if value else "False"
+    if not dtype.is_floating_point:  # it wraps around, as a C++ conversion does
+        info = torch.iinfo(dtype)
+        value = (int(value) - info.min) % 2**info.bits + info.min
     if dtype.is_floating_point and (math.isnan(value) or math.isinf(value)):
         text = f"float('{value}')"
     else:

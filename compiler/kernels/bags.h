@@ -31,7 +31,7 @@ struct Bags {
 
 // What is wrong first, in order of tables, bags and positions: the same for any number of threads.
 struct Problem {
-  enum Kind : int64_t { NONE, ID, OFFSET };
+  enum Kind : int64_t { NONE, ID, OFFSET, ROW, POOLED, PRODUCT };  // the last three: corruption
   int64_t kind = NONE, table = 0, position = 0, value = 0;
 
   __attribute__((noinline)) void note(Kind what, int64_t at_table, int64_t at, int64_t found) {

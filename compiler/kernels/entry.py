@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.kernels import embedding_bag, interaction, linear, mlp
+from compiler.kernels import checked, embedding_bag, interaction, linear, mlp
 from compiler.kernels.bags import BagError
 
 _LIBRARIES: dict[str, Any] = {
@@ -15,6 +15,8 @@ _LIBRARIES: dict[str, Any] = {
     "mlp": mlp,
     "interaction": interaction,
     "bags": embedding_bag,
+    "checked_mlp": checked.MLP,
+    "checked_bags": checked.BAGS,
 }
 _LINEAR = {
     "packed_size": "Int(Int outputs, Int inputs)",
@@ -47,6 +49,16 @@ ENTRIES["embedding_bags"] = (
     "bags",
     "void(const Int* tables, Int count, Int threads, Int* problem)",
 )
+ENTRIES["embedding_bags_checked"] = (
+    "checked_bags",
+    "void(const Int* tables, const Int* sums, Int count, Int threads, Int* problem)",
+)
+for _suffix in ("f32", "bf16"):
+    ENTRIES[f"mlp_checked_{_suffix}"] = (
+        "checked_mlp",
+        "void(const void* x, Int x_row, Int batch, const Int* layers, const Int* sums, Int count, "
+        "Int threads, Int* problem)",
+    )
 
 
 def address(name: str, folder: Path | None = None) -> int:
@@ -85,13 +97,18 @@ def declarations(names: Sequence[str]) -> str:
 
 
 def raise_problem(note: str, kind: int, table: int, position: int, value: int) -> None:
-    """Raise what native code reported: BagError for kinds as in bags.h, IndexError for kind 0.
+    """Raise what native code reported: BagError and Corruption as in bags.h, IndexError for kind 0.
 
     ``note`` names the tables of a group of bags, joined by commas, or the node of the graph.
     """
     if kind == 0:
         raise IndexError(f"{note or 'the graph'}: an index is outside its dimension")
-    where = f"table {table} ({note.split(',')[table]})"
+    if kind == checked.PRODUCT:
+        raise checked.corruption(note, kind, table, position, value)
+    name = note.split(",")[table]
+    if kind >= checked.ROW:
+        raise checked.corruption(name, kind, table, position, value)
+    where = f"table {table} ({name})"
     if kind == 1:
         raise BagError(f"{where}: id {value} at position {position} is outside its rows")
     raise BagError(

@@ -112,9 +112,10 @@ void thin_tile(const T* a, const T* b, Int depth, float* c) {
 
 // The outputs from `first` on that are in one panel, b, of a packed weight, for a block of rows. A
 // row's bits do not depend on the block it comes in; `single` says that it is alone in its batch.
-template <class T>
+// E is Epilogue<T>, or one with a `finish` of its own.
+template <class T, class E>
 void layer_panel(const T* x, Int x_row, Int rows, const T* b, Int inputs, Int outputs, Int first,
-                 bool single, const Epilogue<T>& epilogue) {
+                 bool single, const E& epilogue) {
   alignas(64) float c[TILE_ROWS * PANEL];
   Int width = panel_width(outputs, first), columns = std::min(width, outputs - first);
   int vecs = width == PANEL ? 2 : 1;
@@ -144,9 +145,9 @@ void layer_panel(const T* x, Int x_row, Int rows, const T* b, Int inputs, Int ou
 
 // Outputs [begin, end) of a packed weight; begin is a multiple of PANEL, and so is end unless it is
 // the last output.
-template <class T>
+template <class T, class E>
 void layer_block(const T* x, Int x_row, Int rows, const T* packed, Int inputs, Int outputs,
-                 Int begin, Int end, bool single, const Epilogue<T>& epilogue) {
+                 Int begin, Int end, bool single, const E& epilogue) {
   for (Int first = begin; first < end; first += PANEL)
     layer_panel(x, x_row, rows, packed + panel_offset<T>(first, inputs), inputs, outputs, first,
                 single, epilogue);
@@ -217,9 +218,9 @@ template <class T> constexpr Int PLAIN_FEW = DEPTH<T> == 1 ? 48 : 24;
 // Outputs [begin, end) of a weight as PyTorch stores it, (outputs, inputs), for all rows of a batch.
 // A few rows are multiplied along the inputs; for more each panel is packed on the way, and then
 // lies in the cache. Nothing is kept: the weight may be another one in the next call.
-template <class T>
+template <class T, class E>
 void plain_block(const T* x, Int x_row, Int rows, const T* weight, Int weight_row, Int inputs,
-                 Int outputs, Int begin, Int end, const Epilogue<T>& epilogue) {
+                 Int outputs, Int begin, Int end, const E& epilogue) {
   if (rows > PLAIN_FEW<T> && begin < end) {
     Scratch<T> panel(PANEL * steps<T>(inputs) * DEPTH<T>);
     for (Int first = begin; first < end; first += PANEL) {

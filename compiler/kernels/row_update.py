@@ -21,11 +21,14 @@ from compiler.kernels.bags import MODES, BagError, Bags, Problem
 from compiler.kernels.embedding_bag import BATCH, Pooled
 from compiler.kernels.pages import use_huge_pages
 from compiler.runtime import build
+from compiler.runtime.launch import STEPS, UPDATE, Launch, heard, tell, words
 
 KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 _WRITE = 0
 _FIELDS = 29  # int64 members of struct Table, and the places of some among them
 _COUNT, _WEIGHTS, _ROWS, _INDICES, _UNIQUE = 2, 8, 18, 23, 28
+_POINTERS = (0, 3, 8, 13, 16, 18, 21, 22, 23, 24, 25, 26)
+HYPERS = 7  # f64 members of struct Hyper; the last two are Adam's corrections
 _SUM, _MAX = MODES.index("sum"), MODES.index("max")
 _SIZES = {torch.float32: 4, torch.bfloat16: 2}  # bytes
 
@@ -141,6 +144,30 @@ def update_bags(
         ctypes.byref(problem),
     )
     problem.check(bags, work.rows)
+    if heard():
+        _describe(tables, work, given, updates, state)
+
+
+def _describe(
+    tables: Sequence[Tensor], work: _Work, hypers: array[float], updates: Sequence[Update],
+    state: Sequence[Mapping[str, Tensor]],
+) -> None:  # fmt: skip
+    """Tell the listener of an update; of Adam's count of steps before it, where one is kept."""
+    count, threads = len(updates), torch.get_num_threads()
+    start, numbers = work.address(), hypers.buffer_info()[0]
+    if any(own.kind == "adam" for own in updates):
+        if not all("steps" in own for own in state):
+            return tell("an update of tables by Adam whose steps nobody counts")
+        steps = array("q", [own["steps"].data_ptr() for own in state])
+        at = steps.buffer_info()[0]
+        tell(Launch(STEPS, 0, (at, numbers, count), words(at, count), None, (steps, hypers)))
+    places = [start + 8 * (_FIELDS * f + k) for f in range(count) for k in _POINTERS]
+    function = ctypes.cast(library().update_rows, ctypes.c_void_p).value or 0
+    tell(Launch(
+        UPDATE, function, (start, numbers, count, threads), places,
+        lambda found: Problem(*found[:4]).check(work.bags, work.rows), (hypers, tables, work),
+        [work.memory],
+    ))  # fmt: skip
 
 
 def sparse_gradients(
@@ -150,6 +177,7 @@ def sparse_gradients(
     argmax: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
     """Gradients of tables of ``rows`` rows as coalesced sparse tensors (n_f, d_f), f32."""
+    tell("sparse gradients of tables: they are updated by something else than SparseRows")
     work = _Work(bags, rows, grad, argmax)
     widths = _widths(grad, len(bags))
     for f, width in enumerate(widths):

@@ -20,8 +20,10 @@ from compiler.kernels.bags import MODES
 from compiler.lower import lowers
 from compiler.lowerings.matmul import (
     SUFFIX,
+    checksums,
     packed_weight,
     pointer,
+    reporting,
     row,
     scratch,
     turned,
@@ -70,6 +72,7 @@ def mlp(
         if k in wanted:
             outs[k] = graph.buffer(dtype, sizes(meta.shape), note=node.name).layout()
     packs = [packed_weight(graph, w, data.size[0], dtype, node.name) for w in layers]
+    sums = checksums(graph, layers, "weight_sums") if graph.checksums else None
     names = activations.split(",")
 
     def emit(code: Any, problem: int) -> None:
@@ -85,15 +88,19 @@ def mlp(
                 *kept, "0", "0", "0", "0",
             ])  # fmt: skip
         code.add(*_structures("layers", fields))
-        code.add(
-            f"mlp_forward_{suffix}({pointer(data)}, {row(data)}, {batch}, layers, {len(layers)}, "
-            "threads);"
-        )
+        given = f"{pointer(data)}, {row(data)}, {batch}, layers"
+        if sums is None:
+            code.add(f"mlp_forward_{suffix}({given}, {len(layers)}, threads);")
+        else:
+            call = f"mlp_checked_{suffix}({given}, {sums.buffer.name}, {len(layers)}"
+            code.add(*reporting(call, problem))
 
     made = [out for out in outs if out is not None]
     reads = [data, *layers, *lines, *(packed for packed, _ in packs)]
-    entries = [f"mlp_forward_{SUFFIX[dtype]}"]
-    graph.ops.append(KernelOp("mlp", reads, made, entries, emit, node.name))
+    reads += [] if sums is None else [sums]
+    name, entry = ("mlp", "forward") if sums is None else ("checked mlp", "checked")
+    entries = [f"mlp_{entry}_{SUFFIX[dtype]}"]
+    graph.ops.append(KernelOp(name, reads, made, entries, emit, node.name))
     return [None if out is None else out.value() for out in outs]
 
 
@@ -124,8 +131,13 @@ def mlp_backward(
     layers = [weight_layout(graph, w) for w in weights]
     metas = node.meta["val"]
     first = graph.buffer(dtype, sizes(metas[0].shape), note=node.name).layout() if want_x else None
+    # of frozen layers nobody reads the gradients, which are half of the work
+    count, used = len(layers), _used(node, len(metas))
     found = [
-        graph.buffer(torch.float32, sizes(m.shape), note=node.name).layout() for m in metas[1:]
+        graph.buffer(torch.float32, sizes(metas[1 + i].shape), note=node.name).layout()
+        if {1 + i % count, 1 + count + i % count} & used
+        else None
+        for i in range(2 * count)
     ]
     batch = data.size[0]
     rows = Min(batch, mlp_kernel.CHUNK)
@@ -136,17 +148,18 @@ def mlp_backward(
     ]
 
     def emit(code: Any, problem: int) -> None:
-        suffix, count = SUFFIX[dtype], len(layers)
+        suffix = SUFFIX[dtype]
         fields = []
         for k, w in enumerate(layers):
             outs, ins = index_text(w.size[0]), index_text(w.size[1])
             pack = packs[k]
+            own = [found[k], found[count + k]]
             fields.append([
                 "0" if pack is None else f"(Int){pack.buffer.name}", "0", "0", ins, outs,
                 str(linear.ACTIVATIONS.index(names[k])),
                 f"(Int){pointer(kept[k])}", row(kept[k]),
                 f"(Int){between[k].buffer.name}", index_text(_spread(w.size[0], dtype)),
-                f"(Int){found[k].buffer.name}", f"(Int){found[count + k].buffer.name}",
+                *("0" if f is None else f"(Int){f.buffer.name}" for f in own),
             ])  # fmt: skip
         code.add(*_structures("layers", fields))
         to = "nullptr, 0" if first is None else f"{first.buffer.name}, {row(first)}"
@@ -155,7 +168,7 @@ def mlp_backward(
             f"{row(gradient)}, {to}, {index_text(batch)}, layers, {count}, threads);"
         )
 
-    made = [*found, *([] if first is None else [first])]
+    made = [f for f in (*found, first) if f is not None]
     reads = [data, gradient, *kept, *layers, *(pack for pack in packs if pack is not None)]
     entries = [f"mlp_backward_{SUFFIX[dtype]}"]
     graph.ops.append(
@@ -164,7 +177,7 @@ def mlp_backward(
         )
     )  # fmt: skip
     empty = Value(dtype, (Integer(0),), data.value().fn)
-    return [empty if first is None else first.value(), *(f.value() for f in found)]
+    return [empty if f is None else f.value() for f in (first, *found)]
 
 
 # Interaction
@@ -258,6 +271,7 @@ def bags(
     places = [graph.dense(i) for i in ids]
     starts = [graph.dense(o) for o in offsets]
     scales = [graph.dense(w) for w in weights]
+    sums = checksums(graph, rows, "table_sums") if graph.checksums else None
     dtype, size = tables[0].dtype, sizes(node.meta["val"].shape)
     out = graph.buffer(dtype, size, note=node.name).layout()
     kinds = modes.split(",")
@@ -282,10 +296,15 @@ def bags(
                 f"(Int)({out.buffer.name} + {index_text(f * size[2])})",
                 index_text(size[1] * size[2] * wide), str(int(dtype == torch.bfloat16)), "0",
             ])  # fmt: skip
-        code.add(*_structures("tables", fields), "Int found[4] = {0, 0, 0, 0};")
-        code.add(f"embedding_bags(tables, {len(rows)}, threads, found);")
-        code.add(f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);")
+        code.add(*_structures("tables", fields))
+        call = "embedding_bags(tables, "
+        if sums is not None:
+            call = f"embedding_bags_checked(tables, {sums.buffer.name}, "
+        code.add(*reporting(f"{call}{len(rows)}", problem))
 
-    reads = [*rows, *places, *starts, *scales]
-    graph.ops.append(KernelOp("embedding bags", reads, [out], ["embedding_bags"], emit, names))
+    reads = [*rows, *places, *starts, *scales, *([] if sums is None else [sums])]
+    name, entry = ("embedding bags", "embedding_bags")
+    if sums is not None:
+        name, entry = f"checked {name}", f"{entry}_checked"
+    graph.ops.append(KernelOp(name, reads, [out], [entry], emit, names))
     return out.value()

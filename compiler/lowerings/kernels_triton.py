@@ -18,6 +18,7 @@ from compiler.values import full
 
 ops = torch.ops.dlrm
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+BY_ADDRESS = ("interaction", "interaction_backward", "embedding_bags")  # see kernels.triton.arrays
 
 
 def _list(layouts: Sequence[Layout]) -> str:
@@ -32,7 +33,8 @@ def _append(
         code.add(f"{face}({', '.join(arguments)})".replace("PROBLEM", str(problem)))
 
     note = node.name if face != "embedding_bags" else str(node.args[-1])
-    graph.ops.append(KernelOp(face, list(reads), list(writes), [face], emit, note))
+    by_address = face in BY_ADDRESS
+    graph.ops.append(KernelOp(face, list(reads), list(writes), [face], emit, note, by_address))
 
 
 def _alike(values: Sequence[Value]) -> bool:

@@ -6,7 +6,7 @@ row-major, which is what the gradient of a weight is, goes to the kernel made fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from compiler.codegen.expressions import index_text
 from compiler.graph import FallbackOp, Graph, KernelOp, sizes
 from compiler.ir import Index, Integer, Layout, Value
 from compiler.kernels import linear
+from compiler.kernels.checked import Sums
 from compiler.lower import aten, lowers
 from compiler.lowerings.pointwise import shape_of
 from compiler.runtime import autotune
@@ -84,6 +85,29 @@ def packed_weight(
     return packed, few
 
 
+def checksums(graph: Graph, weights: Sequence[Layout], what: str) -> Layout:
+    """The addresses of the weights' checksums, (..,) i64: see ``kernels.checked.Sums``.
+
+    They are taken when a weight was changed; of a weight that the graph itself makes, at each call.
+    """
+    lasting = all(w.buffer in graph.inputs or w.buffer.kind == "constant" for w in weights)
+    tables = what == "table_sums"
+    sums = Sums(f"{what}{len(graph.ops)}", tables, fresh=not lasting)
+    count = len(weights) * (2 if tables else 1)
+    out = graph.buffer(torch.int64, (Integer(count),), note=what)
+    graph.ops.append(FallbackOp(sums, (list(weights),), {}, list(weights), [out], False, what))
+    return out.layout()
+
+
+def reporting(call: str, problem: int) -> list[str]:
+    """C++ of a call, cut before ``threads``, of a kernel that says what is wrong."""
+    return [
+        "Int found[4] = {0, 0, 0, 0};",
+        f"{call}, threads, found);",
+        f"if (found[0]) report({problem}, found[0], found[1], found[2], found[3]);",
+    ]
+
+
 def turned(layout: Layout) -> Layout:
     """The transpose of a matrix."""
     return Layout(layout.buffer, layout.size[::-1], layout.stride[::-1], layout.offset)
@@ -116,7 +140,7 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     dtype = node.meta["val"].dtype
     if dtype not in SUFFIX or any(n == 0 for n in (*a.size, *b.size)):
         return NotImplemented
-    if graph.autotune and (way := _fastest(node, dtype)) != "ours":
+    if graph.autotune and not graph.checksums and (way := _fastest(node, dtype)) != "ours":
         return NotImplemented if way == "PyTorch" else _by_onednn(graph, node, a, b, bias)
     out = graph.buffer(dtype, shape_of(node), note=node.name).layout()
     left = graph.realize(a)
@@ -126,6 +150,8 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     weight = turned(_small_step(weight_layout(graph, b)))  # (N, K)
     packed, few = packed_weight(graph, weight, a.size[0], dtype, node.name)
     line = None if bias is None else graph.dense(bias)
+    if graph.checksums:
+        return _checked(graph, node.name, left, weight, packed, few, line, out)
 
     def emit(code: Any, problem: int) -> None:
         m, k = (index_text(n) for n in left.size)
@@ -141,6 +167,31 @@ def _product(graph: Graph, node: fx.Node, a: Value, b: Value, bias: Value | None
     reads = [left, weight, packed, *([] if line is None else [line])]
     names = [f"linear_{SUFFIX[dtype]}"]
     graph.ops.append(KernelOp("linear", reads, [out], names, emit, node.name))
+    return out.value()
+
+
+def _checked(
+    graph: Graph, note: str, left: Layout, weight: Layout, packed: Layout, few: str,
+    line: Layout | None, out: Layout,
+) -> Value:  # fmt: skip
+    """The product as a chain of one layer, verified."""
+    suffix = SUFFIX[out.buffer.dtype]
+    sums = checksums(graph, [weight], "weight_sums")
+
+    def emit(code: Any, problem: int) -> None:
+        m, k = (index_text(n) for n in left.size)
+        start = "0" if line is None else f"(Int){pointer(line)}"
+        code.add(
+            f"Int layer[] = {{(Int)({few} ? {pointer(weight)} : {packed.buffer.name}), "
+            f"{few} ? {index_text(weight.stride[0])} : 0, {start}, {k}, "
+            f"{index_text(weight.size[0])}, 0, (Int){pointer(out)}, {row(out)}, 0, 0, 0, 0}};"
+        )
+        given = f"{pointer(left)}, {row(left)}, {m}, layer, {sums.buffer.name}, 1"
+        code.add(*reporting(f"mlp_checked_{suffix}({given}", problem))
+
+    reads = [left, weight, packed, sums, *([] if line is None else [line])]
+    names = [f"mlp_checked_{suffix}"]
+    graph.ops.append(KernelOp("checked linear", reads, [out], names, emit, note))
     return out.value()
 
 

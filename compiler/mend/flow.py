@@ -13,6 +13,10 @@ from compiler.mend.dataflow import Sorts
 from compiler.mend.function import RUNTIME, Function
 from compiler.mend.kinds import METADATA, TORCH, Env, Scope, Sort, sort_of
 
+CHANGING = set(  # methods of lists, dictionaries and sets
+    "append extend insert remove pop clear sort reverse update setdefault popitem add"
+    " discard".split()
+)
 OUTSIDE = "<outside>"  # parameters, attributes and globals: they may all share storage
 
 
@@ -213,6 +217,52 @@ class Flow:
                         if names and callee.value is not None and _root(callee.value) != RUNTIME:
                             yield set(), names
 
+    def changed_outside(self, at: ast.stmt) -> str:
+        """Something that outlives the call and may have changed when control comes to a statement,
+        in words; empty if there is nothing."""
+        names = cfg.declared(self.function.node)
+        before = list(self._before(at))
+        # what is stored in a tensor or container made here makes it no part of the outside
+        classes = self._joined(n for n in before if not _stores(n))
+
+        def outside(name: str) -> bool:
+            if name not in self.scope.locals:
+                return True
+            if _made_here(name, before) or self._rebound(name, before):
+                return False
+            return classes.get(name, name) == classes.get(OUTSIDE, OUTSIDE)
+
+        for node, name in self.changed_in_place(before):
+            if outside(name):
+                target = getattr(node, "target", None) or node
+                return ast.unparse(target).split("\n")[0]
+        for node in before:
+            match node:
+                case ast.Assign(targets=targets):
+                    for target in targets:
+                        root = _root(target)
+                        plain = isinstance(target, ast.Name | ast.Tuple | ast.List | ast.Starred)
+                        if root in names or (not plain and outside(root)):
+                            return ast.unparse(target)
+                case ast.AugAssign(target=ast.Name(id=name)) if name in names:
+                    return name
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=base, attr=method))):
+                    if method in CHANGING and outside(_root(base)):
+                        return ast.unparse(base)
+        return ""
+
+    def _rebound(self, name: str, before: Iterable[ast.AST]) -> bool:
+        """Whether a name was last given what shares storage with nothing, on every path."""
+        own = {id(s) for s in self.function.node.body}
+        given = [
+            s for s in before if isinstance(s, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == name for t in s.targets)
+        ]  # fmt: skip
+        last = max(given, key=lambda s: (s.lineno, s.col_offset), default=None)
+        return last is not None and id(last) in own and not self.shares(
+            last.value, self.sorts(last)
+        )  # fmt: skip
+
     def _pairs(
         self, target: ast.expr, value: ast.expr, env: Env
     ) -> Iterator[tuple[set[str], set[str]]]:
@@ -248,6 +298,22 @@ class Flow:
                     for target in node.targets:
                         if isinstance(target, ast.Subscript):
                             yield node, _root(target)
+
+
+def _stores(node: ast.AST) -> bool:
+    """Whether a statement puts something into a tensor or container."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return isinstance(node, ast.Expr) or any(isinstance(t, ast.Subscript) for t in targets)
+
+
+def _made_here(name: str, nodes: Iterable[ast.AST]) -> bool:
+    """Whether all that a name is given are containers that are made for it."""
+    literals = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+    given = [
+        n.value for n in nodes if isinstance(n, ast.Assign)
+        for t in n.targets if isinstance(t, ast.Name) and t.id == name
+    ]  # fmt: skip
+    return bool(given) and all(isinstance(value, literals) for value in given)
 
 
 def _root(tree: ast.AST) -> str:

@@ -64,7 +64,12 @@ def emit(site: int, *values: Any, when: Any = None, given: Given | None = None) 
 
 
 def trap(bad: Any, site: int, *values: Any, given: Given | None = None) -> None:
-    """Run ``SITES[site](*values)``, which raises, if ``bad`` is true."""
+    """Run ``SITES[site](*values)``, which raises, if ``bad`` is true.
+
+    Front ends replay changes of arguments and attributes once the graph has run, so those of a
+    graph that raises are lost. The trap pass declines where the function itself makes such a change
+    before; one that its callers make before they call it is lost.
+    """
     capturing = torch.compiler.is_compiling()
     carried = capturing and isinstance(bad, Tensor)
     if not carried and not bad:

@@ -27,7 +27,11 @@ SITES: list[Callable[..., Any]] = []
 
 
 def site(call: Callable[..., Any], name: str = "") -> int:
-    """Register a call to run later; its number. ``name`` is what tracebacks call the function."""
+    """Register a call to run later; its number. ``name`` is what tracebacks call the function.
+
+    It is kept for as long as the process runs: a graph that was made of it knows but the number,
+    and may outlive the function that it was mended in.
+    """
     if name and isinstance(call, types.FunctionType):
         call.__code__ = call.__code__.replace(co_name=name, co_qualname=name)
     SITES.append(call)

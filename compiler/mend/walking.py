@@ -149,7 +149,7 @@ class Walker:
             when = self._when(around)
             if when is not None:
                 bad = both(when, bad)
-            self._allowed(around, raising=True)
+            self._allowed(around, s)
             splitter = self._splitter(lazily=True)
             raised = calls.assertion(s, splitter)
             new = self._call("trap", raised, splitter, s, bad)
@@ -297,7 +297,7 @@ class Walker:
         replacing: dict[str, ast.expr] | None = None,
     ) -> ast.stmt:  # fmt: skip
         assert isinstance(s.value, ast.Call)
-        self._allowed(around, raising=False)
+        self._allowed(around)
         kind = calls.effect(s.value, self.scope)
         assert kind is not None
         handles = isinstance(s.value.func, ast.Attribute) and s.value.func.attr == "exception"
@@ -310,7 +310,7 @@ class Walker:
     def _raise(
         self, s: ast.Raise, when: ast.expr, around: Around, replacing: dict[str, ast.expr]
     ) -> ast.stmt:
-        self._allowed(around, raising=True)
+        self._allowed(around, s)
         splitter = self._splitter(lazily=True, replacing=replacing)
         return self._call("trap", calls.error(s, splitter), splitter, s, when)
 
@@ -338,11 +338,17 @@ class Walker:
         splitter.replacing = dict(replacing or {})
         return splitter
 
-    def _allowed(self, around: Around, raising: bool) -> None:
+    def _allowed(self, around: Around, raising: ast.stmt | None = None) -> None:
+        """Refuse where an effect, or a statement that raises, must stay as it is."""
         if around.refusal:
             raise Declined(around.refusal)
-        if raising and around.catching:
+        if raising is None:
+            return
+        if around.catching:
             raise Declined("is raised inside of a try")
+        changed = self.flow.changed_outside(raising)
+        if changed:  # front ends replay what was changed once the graph has run
+            raise Declined(f"{changed} is changed before it, which a graph that raises would lose")
 
     def _when(self, around: Around) -> ast.expr | None:
         """The conditions of the branches around, as one; names them."""

@@ -21,14 +21,14 @@ __all__ = ["Rewrite", "apply"]
 
 def apply(
     gm: fx.GraphModule, inputs: Sequence[Any], constants: bool = True, autotune: bool = False,
-    target: str = "",
+    target: str = "", longest: int = 0,
 ) -> Rewrite:  # fmt: skip
     """Replace what is found in ``gm``, in place.
 
     ``inputs`` are example inputs, one for each placeholder. With ``constants``, index tensors among
     them may be taken as they are now; the result's ``checks`` say which. ``autotune`` measures
     whether a chain of layers is faster fused. ``target`` is cpp or triton, or that of the tensors'
-    device.
+    device. ``longest``: layers of a chain at most, 0 for any number.
     """
     rewrite = Rewrite(gm, list(inputs), constants, autotune)
     if len(devices := rewrite.devices()) > 1 or any(d.type not in ("cpu", "cuda") for d in devices):
@@ -38,6 +38,6 @@ def apply(
     rewrite.drop_identities()
     bags.replace(rewrite)
     interaction.replace(rewrite)
-    mlp.replace(rewrite)
+    mlp.replace(rewrite, longest)
     rewrite.finish()
     return rewrite

@@ -15,13 +15,16 @@ from compiler.patterns.match import Rewrite, argument, kind, rank, value
 from compiler.runtime import autotune
 
 
-def replace(rewrite: Rewrite) -> None:
-    """Replace every chain; one linear layer alone, without activation, stays a matrix product."""
+def replace(rewrite: Rewrite, longest: int = 0) -> None:
+    """Replace every chain; one linear layer alone, without activation, stays a matrix product.
+
+    ``longest``: layers of a chain at most, 0 for any number.
+    """
     done: set[fx.Node] = set()
     for node in list(rewrite.graph.nodes):
         if node in done or not _is_layer(node):
             continue
-        chain = _chain(rewrite, node)
+        chain = _chain(rewrite, node)[: longest or None]
         done.update(n for layer in chain for n in layer[:2] if n is not None)
         last = chain[-1][1] or chain[-1][0]
         if rewrite.changed_between(chain[0][0], last):

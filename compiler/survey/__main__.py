@@ -2,7 +2,8 @@
 
     python -m compiler.survey                       # all groups
     python -m compiler.survey --quick               # a case of each kind: two minutes
-    python -m compiler.survey --group models --latency --json survey.json
+    python -m compiler.survey --group models --json survey.json
+    python -m compiler.survey --group models --latency only --json latency.json
     python -m compiler.survey --only T5             # names that contain it, in any group
     python -m compiler.survey --cases my_module     # your own: a module with CASES
 
@@ -29,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", action="append", metavar="MODULE", help="a module with CASES")
     parser.add_argument("--only", metavar="TEXT", help="cases whose name contains it")
     parser.add_argument("--quick", action="store_true", help="few cases, no reordered logging")
-    parser.add_argument("--latency", action="store_true", help="time the models, cold and steady")
+    parser.add_argument(
+        "--latency", nargs="?", const="too", choices=("too", "only"),
+        help="time the models, cold and steady, after comparing them or instead of it",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="of the timing (default 5)")
     parser.add_argument("--json", metavar="FILE", help="write every figure there")
     given = parser.parse_args(arguments)

@@ -45,17 +45,23 @@ class _Handler(logging.Handler):
 def recording(places: bool = False) -> Iterator[list[Effect]]:
     """Collect the effects of what runs inside, in order; nothing reaches the terminal.
 
-    ``places``: with the file and line that a warning or log record names. The root logger's level is INFO meanwhile; others hold as they are set. PyTorch's own warnings
-    do not count: it gives some once in a process, and some only while compiling.
+    ``places``: with the file and line that a warning or log record names. The root logger's level
+    is INFO meanwhile; others hold as they are set. PyTorch's own warnings do not count: it gives
+    some once in a process, and some only while compiling.
     """
     effects: list[Effect] = []
 
     def show(
-        message: Warning | str, category: type[Warning], file: str, line: int, *_: Any, **__: Any
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_: Any,
+        **__: Any,
     ) -> None:
-        own = "Triggered internally at" in str(message) or "torch" in Path(file).parts
+        own = "Triggered internally at" in str(message) or "torch" in Path(filename).parts
         if not own:
-            place = (file, line) if places else ()
+            place = (filename, lineno) if places else ()
             effects.append(("warning", category.__name__, str(message), *place))
 
     root, handler = logging.getLogger(), _Handler(effects, places)

@@ -1,14 +1,17 @@
 """Seconds of the first call and of later ones, with and without mending, per front end.
 
 All compile with this package's backend, for inference. Cold is a first call with empty caches: it
-holds capture and the C++ compiler's work. Steady is the least mean over rounds in which all take
-turns, so that a busy machine slows all alike. Overhead is what a call costs beyond its graph:
-guards, and the way into the graph and out of it, measured with a graph that does nothing.
+holds mending, capture and the C++ compiler's work, but not the making of the model. Steady is the
+least mean over rounds in which all take turns, so that a busy machine slows all alike. Overhead is
+what a call costs beyond its graph: guards, and the way into the graph and out of it, measured with
+a graph that does nothing.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +25,13 @@ from torch import fx
 
 from compiler.backend import dlrm
 from compiler.survey.breaks import Made
-from compiler.survey.case import Case, call
+from compiler.survey.case import Case, call, of
 from compiler.survey.effects import recording
 from compiler.survey.table import markdown
-from compiler.survey.ways import WAYS, compiled, made_for, original
+from compiler.survey.ways import WAYS, compiled, made_for, mended_of, original
 
 TURN = 0.05  # seconds of calls in a turn
+LIMIT = 600.0  # seconds that a way may take to compile, and again for its overhead
 
 
 @dataclass
@@ -41,18 +45,31 @@ class Timed:
 
 
 def latency(cases: Sequence[Case], rounds: int) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The table, and its figures in seconds by case and way."""
+    """The table, and its figures in seconds by case and way.
+
+    Tells on standard error how far it is. A way that fails, or takes longer than ``LIMIT``, has no
+    figures; the reason is among the figures, and told.
+    """
     figures: dict[str, dict[str, Timed]] = {}
-    for case in cases:
-        with torch.no_grad(), recording():
-            figures[case.name] = _race(case, rounds)
+    _race(of(torch.sin, lambda: (torch.ones(2),), family="model"), 1)  # what is once in a process
+    for number, case in enumerate(cases, 1):
+        start = time.perf_counter()
+        try:
+            with torch.no_grad(), recording():
+                figures[case.name] = _race(case, rounds)
+        except Exception as error:  # in eager mode
+            failed = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            figures[case.name] = {name: Timed(failed=failed) for name in ("eager", *WAYS)}
+        took = f"latency {number}/{len(cases)}: {case.name}: {time.perf_counter() - start:.1f} s"
+        wrong = [f"{way}: {one.failed}" for way, one in figures[case.name].items() if one.failed]
+        print("; ".join([took, *wrong]), file=sys.stderr, flush=True)
     lines = []
     for name, ways in figures.items():
-        eager = min(ways["eager"].steady)
-        cells = [name, f"{1e3 * eager:.2f}"]
+        eager = f"{1e3 * min(ways['eager'].steady):.2f}" if ways["eager"].steady else "–"
+        cells = [name, eager]
         for way in WAYS:
             one = ways[way]
-            if one.failed:
+            if not one.steady:
                 cells += ["–", "–", "–"]
                 continue
             over = "–" if one.overhead is None else f"{1e6 * one.overhead:.0f}"
@@ -73,11 +90,12 @@ def _race(case: Case, rounds: int) -> dict[str, Timed]:
     runs["eager"] = lambda: call(eager.function, eager.calls[0])
     for name in WAYS:
         try:
-            with _empty_cache():
+            with _empty_cache(), _limited(LIMIT):
                 runs[name], timed[name].cold = _first_call(case, name)
-            timed[name].overhead = _overhead(case, name)
+            with _limited(LIMIT):
+                timed[name].overhead = _overhead(case, name)
         except Exception as error:
-            timed[name].failed = f"{type(error).__name__}: {error}"
+            timed[name].failed = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             runs.pop(name, None)
     count = max(1, round(TURN / max(_seconds(runs["eager"], 1), 1e-6)))
     for turn in range(rounds):
@@ -89,8 +107,10 @@ def _race(case: Case, rounds: int) -> dict[str, Timed]:
 
 
 def _first_call(case: Case, way: str) -> tuple[Callable[[], Any], float]:
+    made = original(case)
     start = time.perf_counter()
-    made = made_for(way, case)
+    if way.startswith("mended"):
+        made = mended_of(made)[0]
     run = _runner(made, compiled(way, made, dlrm))
     run()
     return run, time.perf_counter() - start
@@ -133,6 +153,22 @@ def _seconds(run: Callable[[], Any], count: int) -> float:
     for _ in range(count):
         run()
     return (time.perf_counter() - start) / count
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"took more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -45,13 +45,22 @@ def survey(given: argparse.Namespace) -> int:
     rows: list[Row] = []
     extra: dict[str, object] = {"versions": _versions(groups)}
     for group, cases in groups.items():
-        some = [_measured(case, group) for case in cases]
-        rows += some
-        _print(group, some)
+        if given.latency != "only":
+            some = [_measured(case, group) for case in cases]
+            rows += some
+            _print(group, some)
         if given.latency and group != "corpus":
-            text, figures = latency(cases, given.rounds)
-            print(f"\n### Latency: {TITLES.get(group, group)}\n\n{text}")
+            here = [case for case in cases if not _missing(case)]
+            text, figures = latency(here, given.rounds)
+            print(f"\n### Latency: {TITLES.get(group, group)}\n\n{text}", flush=True)
+            for case in cases:
+                if _missing(case):
+                    print(f"* {case.name}: skipped: pip install {' '.join(_missing(case))}")
             extra[f"latency {group}"] = figures
+    if given.latency == "only":
+        if given.json:
+            _write(Path(given.json), json.dumps(extra, indent=1))
+        return 0
     return _close(rows, extra, given.json)
 
 
@@ -88,7 +97,7 @@ def _cases(module: str) -> list[Case]:
 def _measured(case: Case, group: str) -> Row:
     """A row, also where a package is missing or something fails."""
     start = time.perf_counter()
-    missing = [need for need in case.needs if not _installed(need)]
+    missing = _missing(case)
     if missing:
         row = Row(group, case.name, case.family, case.expect)
         row.skipped = f"skipped: pip install {' '.join(missing)}"
@@ -101,6 +110,10 @@ def _measured(case: Case, group: str) -> Row:
     seconds = time.perf_counter() - start
     print(f"{group}: {case.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
     return row
+
+
+def _missing(case: Case) -> list[str]:
+    return [need for need in case.needs if not _installed(need)]
 
 
 def _installed(need: str) -> bool:

@@ -29,7 +29,11 @@ def original(case: Case) -> Made:
 
 def mended(case: Case) -> tuple[Made, list[Finding]]:
     """The case with its callable mended, and what mending found."""
-    made = original(case)
+    return mended_of(original(case))
+
+
+def mended_of(made: Made) -> tuple[Made, list[Finding]]:
+    """The same of a case that is made already."""
     result = mend_callable(made.function)
     return Made(result.call, made.calls, made.function, result.swapped), list(result.findings)
 

@@ -3,7 +3,11 @@
 * ``python -m dlrm.benchmark [compile]``: our compiler beside PyTorch's eager mode, TorchInductor
   at its best, and FBGEMM's tables without and with TorchInductor: inference, training, embedding
   bags, compile time, memory, growth. One run, one table.
+* ``python -m dlrm.benchmark overhead``: calls per second at small batches, beside TorchInductor.
 * ``python -m dlrm.benchmark loop``: what the training loop costs over the bare step.
+* ``python -m dlrm.benchmark memory``: training within a memory budget, beside eager PyTorch and its
+  checkpointing: peak memory and time.
+* ``python -m dlrm.benchmark disk``: training with tables on disk beside tables in memory.
 * ``python -m dlrm.benchmark preprocess``: rows/s of ``dlrm.preprocess`` beside polars reading the
   same file.
 
@@ -28,7 +32,7 @@ from dlrm.config import PRESETS
 from dlrm.errors import InputError
 from dlrm.files import require_writable, write_json
 
-COMMANDS = ("compile", "loop", "preprocess")
+COMMANDS = ("compile", "overhead", "loop", "preprocess", "memory", "disk")
 COMPILE = """Our compiler beside its peers, in one table.
 
 Peers take turns, round by round, on new ids for each call; medians of the rounds are shown, and how
@@ -82,12 +86,45 @@ def parser() -> argparse.ArgumentParser:
         help="a try of every part in a few minutes: small tables and batches, 3 rounds, "
         "TorchInductor in its default mode",
     )  # fmt: skip
+    small = commands.add_parser(
+        "overhead", parents=[shared], help="calls per second at small batches"
+    )
+    small.add_argument("--shapes", default="kaggle,tiny", help="by name (kaggle,tiny)")
+    small.add_argument("--tasks", default="", help="some of inference, train (both)")
+    small.add_argument("--batch", type=cli.integers, default=(1, 4, 16, 64), help="(1,4,16,64)")
+    small.add_argument("--rounds", type=int, default=15, help="turns of each contestant (15)")
+    small.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
     steps = commands.add_parser("loop", parents=[shared], help="the training loop")
     steps.add_argument("--preset", action="append", help="repeatable; tiny and kaggle")
     steps.add_argument("--steps", type=int, default=60, help="steps of a round (60)")
     steps.add_argument("--rounds", type=int, default=5, help="rounds of each side (5)")
     rows = commands.add_parser("preprocess", parents=[shared], help="preprocessing")
     rows.add_argument("--input", default="", help="a raw Criteo file")
+    budget = commands.add_parser("memory", parents=[shared], help="training in little memory")
+    budget.add_argument("--layers", type=int, default=24, help="of the top MLP (24)")
+    budget.add_argument("--width", type=int, default=1024, help="of each (1024)")
+    budget.add_argument("--batch", type=int, default=2048, help="samples (2048)")
+    budget.add_argument("--budget", default="", help="as 64MiB (12%% of what eager keeps)")
+    budget.add_argument("--ways", default="", help='some of them, as "offload all,compiled" (all)')
+    budget.add_argument("--rounds", type=int, default=5, help="turns of each way (5)")
+    budget.add_argument("--threads", type=int, default=0, help="CPU threads of all (all cores)")
+    disk = commands.add_parser("disk", parents=[shared], help="tables on disk")
+    disk.add_argument(
+        "--rows", type=cli.integers, default=(10**6,) * 26, help="of the tables (1000000*26)"
+    )
+    disk.add_argument("--dim", type=int, default=16, help="width of a row (16)")
+    disk.add_argument("--batch", type=int, default=2048, help="samples (2048)")
+    disk.add_argument("--zipf", type=float, default=1.05, help="exponent of the ids (1.05)")
+    disk.add_argument("--cache", default="", help="as 512MiB (a tenth of the tables)")
+    disk.add_argument("--steps", type=int, default=20, help="steps of a turn (20)")
+    disk.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    disk.add_argument("--threads", type=int, default=0, help="CPU threads of both (all cores)")
+    disk.add_argument("--folder", default="", help="where the files go (the temporary folder)")
+    disk.add_argument(
+        "--drop-cache",
+        action="store_true",
+        help="before each turn, let the system forget the files",
+    )
     return flags
 
 
@@ -115,8 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_writable(Path(o.json), "--json")
         if o.what == "compile":
             return compare(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
+        if o.what == "overhead":
+            return _overhead(o, shlex.join(["python", "-m", "dlrm.benchmark", *given]))
         print(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
-        figures = _loop(o) if o.what == "loop" else _preprocess(o)
+        commands = {"loop": _loop, "memory": _memory, "disk": _disk, "preprocess": _preprocess}
+        figures = commands[o.what](o)
         if o.json:
             write_json(Path(o.json), figures)
         return 0
@@ -177,6 +217,36 @@ def compare(o: argparse.Namespace, command: str) -> int:
     return 1 if run.wrong else 0
 
 
+def _overhead(o: argparse.Namespace, command: str) -> int:
+    from dlrm.benchmark import overhead, table
+    from dlrm.benchmark.shapes import chosen
+
+    if o.rounds < 1 or o.threads < 0:
+        raise InputError("--rounds must be at least 1, and --threads 0 (all cores) or more")
+    tasks = _names(o.tasks) or list(overhead.TASKS)
+    for task in tasks:
+        if task not in overhead.TASKS:
+            raise InputError(f"--tasks: {task!r} is none of {', '.join(overhead.TASKS)}")
+    shapes = chosen([], _names(o.shapes), list(o.batch))
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    machine = table.describe_machine()
+    print(f"{machine['cpu']}, {torch.get_num_threads()} threads, load {machine['load']:.1f}")
+    run = overhead.Overhead(shapes, tasks, o.rounds)
+
+    def keep() -> None:
+        if o.json:
+            write_json(Path(o.json), overhead.document(run, command, machine))
+
+    try:
+        run.run(keep)
+    finally:  # also after Ctrl-C, what there is
+        if run.rows:
+            print("\n".join([*overhead.lines(run.rows), *run.notes]))
+    keep()
+    return 1 if run.wrong else 0
+
+
 def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
@@ -196,6 +266,18 @@ def _loop(o: argparse.Namespace) -> Any:
             f"{f['loop_ms']:>9.2f} ms{f['ratio']:>13.3f}"
         )
     return figures
+
+
+def _memory(o: argparse.Namespace) -> Any:
+    from dlrm.benchmark import memory
+
+    return memory.compare(memory.settings_of(o))
+
+
+def _disk(o: argparse.Namespace) -> Any:
+    from dlrm.benchmark import disk
+
+    return disk.compare(o)
 
 
 def _preprocess(o: argparse.Namespace) -> Any:

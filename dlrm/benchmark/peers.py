@@ -35,8 +35,11 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "freezing": {"freezing": True},
     "max-autotune": {"max_autotune": True},
     "max-autotune, freezing": {"max_autotune": True, "freezing": True},
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "C++ wrapper": {"cpp_wrapper": True},
+    "C++ wrapper, freezing": {"cpp_wrapper": True, "freezing": True},
 }
-INFERENCE = tuple(VARIANTS)
+INFERENCE = ("default", "freezing", "max-autotune", "max-autotune, freezing")
 INFERENCE_DENSE = ("default", "freezing")
 INFERENCE_BF16 = ("default", "freezing", "max-autotune, freezing")
 TRAINING = ("default", "max-autotune")

@@ -269,6 +269,8 @@ def _info(
     rows: Rows, cuts: Sequence[int], layout: str, settings: Mapping[str, object]
 ) -> dict[str, object]:
     info: dict[str, object] = {"layout": layout, **settings}
+    # tables whose bags are made of other training rows (and of their labels)
+    info["across_rows"] = tuple(name for name in rows.kept if name in rows.histories)
     for k, part in enumerate(PARTS):
         info[f"{part} rows"] = cuts[k + 1] - cuts[k]
         info[f"{part} positives"] = float(rows.label[cuts[k] : cuts[k + 1]].mean())

@@ -85,12 +85,12 @@ Found = dict[str, Any]  # fields of an Explanation
 
 
 def _integrated_gradients(r: Request) -> Found:
-    found = multipliers(r.points, r.base, integrated_gradients(r.run, r.steps), r.run.rows)
+    found = multipliers(r.points, r.base, integrated_gradients(r.run, r.steps), r.run.rows, r.quiet)
     return {"features": found.features(r.points), "ids": found.ids(r.points)}
 
 
 def _deeplift(r: Request) -> Found:
-    found = multipliers(r.points, r.base, deeplift(r.run), r.run.rows)
+    found = multipliers(r.points, r.base, deeplift(r.run), r.run.rows, r.quiet)
     return {"features": found.features(r.points), "ids": found.ids(r.points)}
 
 
@@ -99,12 +99,16 @@ def _neuron_conductance(r: Request) -> Found:
         return neurons.neuron_conductance(r.run, r.the_layer(), r.neuron, dense, vectors)
 
     method = integrated_gradients(r.run, r.steps, slope)
-    found = multipliers(r.points, r.base, method, r.run.rows)
+    found = multipliers(r.points, r.base, method, r.run.rows, r.quiet)
     return {"features": found.features(r.points), "ids": found.ids(r.points)}
 
 
 def _layer_conductance(r: Request) -> Found:
-    return {"neurons": neurons.layer_conductance(r.run, r.the_layer(), r.points, r.base, r.steps)}
+    return {
+        "neurons": neurons.layer_conductance(
+            r.run, r.the_layer(), r.points, r.base, r.steps, r.quiet
+        )
+    }
 
 
 def _feature_ablation(r: Request) -> Found:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from dlrm.interpret import dot_path
 from dlrm.interpret.baselines import Baseline
@@ -53,9 +54,12 @@ class Multipliers:
         return found
 
 
-def multipliers(points: Points, base: Baseline, method: Method, piece: int) -> Multipliers:
+def multipliers(
+    points: Points, base: Baseline, method: Method, piece: int, quiet: bool = True
+) -> Multipliers:
     """The means over the baselines, for ``piece`` samples at a time."""
     parts: list[tuple[Tensor, ...]] = []
+    bar = tqdm(total=len(points) * len(base), desc="gradients", unit="sample", disable=quiet)
     for start in range(0, len(points), piece):
         dense = points.dense[start : start + piece]
         vectors = points.vectors[start : start + piece]
@@ -70,7 +74,9 @@ def multipliers(points: Points, base: Baseline, method: Method, piece: int) -> M
                 total, (of_dense, of_vectors, of_dense * base.dense[k], products), strict=True
             ):
                 sum_.add_(part, alpha=1 / len(base))
+            bar.update(len(dense))
         parts.append(total)
+    bar.close()
     return Multipliers(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

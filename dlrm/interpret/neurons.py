@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from dlrm.errors import InputError
 from dlrm.interpret.baselines import Baseline
@@ -86,7 +87,7 @@ def layer_gradient(run: Runner, layer: str, points: Points) -> Tensor:
 
 
 def layer_conductance(
-    run: Runner, layer: str, points: Points, base: Baseline, steps: int = 50
+    run: Runner, layer: str, points: Points, base: Baseline, steps: int = 50, quiet: bool = True
 ) -> Tensor:
     """Each neuron's conductance: (B, H), averaged over the baselines.
 
@@ -95,7 +96,7 @@ def layer_conductance(
     tables for a layer of the bottom MLP, the wide part for all.
     """
     total = points.vectors.new_zeros(len(points), width_of(run.head, layer))
-    for k in range(len(base)):
+    for k in tqdm(range(len(base)), desc="conductance", unit="baseline", disable=quiet):
         last: tuple[Tensor, Tensor] | None = None
         for alpha in np.linspace(0, 1, steps + 1).tolist():
             dense = torch.lerp(base.dense[k].expand_as(points.dense), points.dense, alpha)

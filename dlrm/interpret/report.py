@@ -138,7 +138,8 @@ def _findings(
     ).points
     pairs = pair_interactions(run, few, request.base, request.quiet)
     layer = request.the_layer()
-    neurons = layer_conductance(run, layer, points, request.base, request.steps).abs().mean(0)
+    flow = layer_conductance(run, layer, points, request.base, request.steps, request.quiet)
+    neurons = flow.abs().mean(0)
     logit = explanation.logit.cpu().numpy()
     return Findings(
         title=f"Why the model says what it says: {dataset.name}, {part}",

@@ -30,9 +30,9 @@ from dlrm.interpret.runner import Runner
 from dlrm.model import DLRM
 
 OURS, EAGER = "ours, compiled", "ours, eager"
-TOLERANCE = 1e-4
-# a path's point may lie so near a ReLU's kink that rounding decides its side
-CLOSE = 1e-5
+# Of the many points of many paths some lie so near a ReLU's kink that rounding decides its side:
+# those rows differ between any two ways to compute them, by up to a step's share of the gradient.
+CLOSE, ENOUGH = 1e-5, 0.999
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,18 @@ class Speed:
     threads: int
     load: float  # of the machine as it began
     seconds: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]]  # of all threads: what a busy machine disturbs least
     largest: float  # difference of any attribution from the compiled one's
     within: float  # share of attributions within ``CLOSE``
 
     @property
     def agree(self) -> bool:
-        return self.largest <= TOLERANCE
+        return self.within >= ENOUGH
 
-    def ratio(self, other: str) -> float:
+    def ratio(self, other: str, cpu: bool = False) -> float:
         """How many times faster the compiled one is than ``other``, by medians."""
-        return statistics.median(self.seconds[other]) / statistics.median(self.seconds[OURS])
+        taken = self.cpu_seconds if cpu else self.seconds
+        return statistics.median(taken[other]) / statistics.median(taken[OURS])
 
     @property
     def best_captum(self) -> str:
@@ -94,19 +96,22 @@ def measure(
     for contestant in contestants.values():  # compile, and fill caches
         contestant(warm)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in contestants}
     results = {}
     with tqdm(total=rounds * len(contestants), unit="turn", disable=None) as bar:
         for turn in range(rounds):
             names = list(contestants)
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                start = time.perf_counter()
+                start, busy = time.perf_counter(), time.process_time()
                 results[name] = contestants[name](points)
                 seconds[name].append(time.perf_counter() - start)
+                cpu_seconds[name].append(time.process_time() - busy)
                 bar.update()
     apart = torch.cat([(found - results[OURS]).abs().flatten() for found in results.values()])
     return Speed(
-        preset, rows, steps, torch.get_num_threads(), load, seconds, float(apart.max()),
+        preset, rows, steps, torch.get_num_threads(), load, seconds, cpu_seconds,
+        float(apart.max()),
         float((apart <= CLOSE).float().mean()),
     )  # fmt: skip
 
@@ -153,17 +158,19 @@ def show(found: Speed) -> str:
     lines = [
         f"integrated gradients, {found.preset}: {found.rows:,} samples, {found.steps} steps, "
         f"{found.threads} threads, load {found.load:.1f} at the start",
-        f"{'':<24}{'median s':>10}{'best s':>10}{'slower than compiled':>23}",
+        f"{'':<24}{'median s':>10}{'best s':>10}{'CPU s':>10}{'compiled is faster':>21}"
+        f"{'by CPU':>9}",
     ]
     for name, seconds in found.seconds.items():
         lines.append(
             f"{name:<24}{statistics.median(seconds):>10.2f}{min(seconds):>10.2f}"
-            f"{found.ratio(name):>22.2f}x"
+            f"{statistics.median(found.cpu_seconds[name]):>10.2f}{found.ratio(name):>20.2f}x"
+            f"{found.ratio(name, cpu=True):>8.2f}x"
         )
     lines.append(
         f"compiled is {found.ratio(found.best_captum):.2f} times faster than {found.best_captum}; "
         f"largest difference {found.largest:.1e}, {found.within:.3%} within {CLOSE:.0e}"
     )
     if not found.agree:
-        lines.append(f"they do not agree: more than {TOLERANCE:.0e} apart")
+        lines.append(f"they do not agree: less than {ENOUGH:.1%} within {CLOSE:.0e}")
     return "\n".join(lines)

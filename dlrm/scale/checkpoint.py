@@ -59,7 +59,7 @@ def save(path: Path, tensors: dict[str, Any], state: dict[str, Any], world: Any)
         raise
 
 
-def _plain(error: Exception, path: Path) -> Exception:
+def _plain(error: BaseException, path: Path) -> Exception:
     """What a process met, as an error that travels between processes."""
     failures = getattr(error, "failures", {}) or {}
     for inner, _ in failures.values():

@@ -80,7 +80,7 @@ class _Lookup(torch.autograd.Function):
     """Pooled vectors (B, sum of widths); backward updates the tables."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, anchor: Tensor, module: Any, ids: Tensor, offsets: Tensor, weights: Tensor | None
     ) -> Tensor:
         tables = module.split_embedding_weights()

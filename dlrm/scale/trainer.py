@@ -59,6 +59,7 @@ class ScaledTrainer(Trainer):
             ("--clip", config.optim.clip > 0),
             ("--ema", config.optim.ema > 0),
             ("--deterministic", config.run.deterministic),
+            ("--compile dlrm-step", config.run.compile == "dlrm-step"),
         ):
             if given:
                 raise InputError(
@@ -118,7 +119,7 @@ class ScaledTrainer(Trainer):
         mine = batch.take(places.clamp(max=len(batch) - 1))
         return mine.to(self.device), (places < stop).float().to(self.device)
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
         """Forward, backward, update; returns the loss of the whole batch before the update."""
         tables = self.optimizers["sparse"]
         assert isinstance(tables, InBackward)
@@ -142,7 +143,7 @@ class ScaledTrainer(Trainer):
         """Not measured: a backward pass would update the tables."""
         return 0.0
 
-    def score(self, split: str, limit: int = 0) -> Scores:
+    def score(self, split: str, limit: int = 0, load: Any = None) -> Scores:
         """The metrics of a split, the same in every process."""
         reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
         collector = Collector()

@@ -24,7 +24,7 @@ def fallbacks() -> Iterator[set[str]]:
     found: set[str] = set()
 
     def listen(half: str, *stages: Any) -> None:
-        if half != "patterns":
+        if half not in ("patterns", "graphed"):
             found.update(stages[1].fallbacks)
 
     with listening(listen):

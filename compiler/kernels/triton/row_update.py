@@ -27,6 +27,7 @@ from compiler.runtime.problems import Record
 
 BLOCK = 32  # sorted positions of a program
 BAGS = 128  # bags of a program that makes keys
+NARROW = 2**31 - 1  # rows that 32-bit keys reach
 
 
 @torch.no_grad()
@@ -111,7 +112,7 @@ def _widths(grad: Tensor | Sequence[Tensor]) -> list[int]:
 def _keys(group: fields.Group, none: int, record: Record) -> tuple[Tensor, Tensor, Tensor | None]:
     """For each id of a group its key, its table and bag, and its factor if there are any."""
     device = group.fields.device
-    wide = torch.int64 if none >= 2**31 - 1 else torch.int32
+    wide = torch.int64 if none >= NARROW else torch.int32
     # offsets may leave ids out, before the first bag or between bad ones: these have no key
     keys = torch.full((group.ids,), none, dtype=wide, device=device)
     owners = torch.zeros(group.ids, dtype=torch.int64, device=device)

@@ -808,3 +808,39 @@ def prints_keywords(x):
     options = {"sep": "-"}
     print("a", "b", **options)
     return x
+
+
+# ── changes that a graph that raises would lose ──
+
+
+@case(CHECK, reason="is changed before it")
+class CountsThenRaises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        if torch.isnan(x).any():
+            raise ValueError("NaN")
+        return x * 2
+
+
+@case(CHECK, reason="is changed before it")
+def changes_its_argument_then_asserts(x):
+    x.mul_(2)
+    assert not torch.isnan(x).any(), "NaN"
+    return x + 1
+
+
+@case(CHECK)
+def changes_its_own_then_raises(x):
+    rows = []
+    x = x * 2
+    x += 1
+    rows.append(x)
+    y = torch.zeros(3)
+    y[0] = x.sum()
+    if torch.isnan(x).any():
+        raise ValueError("NaN")
+    return rows[0] + y

@@ -501,3 +501,28 @@ def test_warnings_name_the_callers_line(function: Any, limit: int) -> None:
     expected, first, second = [places(each) for each in (function, captured, captured)]
     assert len(expected) == 1
     assert first == second == expected
+
+
+def _recurses(x: Tensor, count: int = 3) -> Tensor:
+    if count == 0:
+        return x
+    return _recurses(x - 1 if x.sum() > 0 else x + 1, count - 1)
+
+
+def test_a_function_that_breaks_and_calls_itself() -> None:
+    same(_recurses, torch.tensor([1.0, 2.0]), whole=False)
+
+
+class Unset:
+    __slots__ = ("value",)
+
+
+def _reads_unset(x: Tensor) -> tuple[Tensor, str]:
+    try:
+        return Unset().value  # type: ignore[no-any-return, attr-defined]
+    except AttributeError as error:
+        return x + 1, str(error)
+
+
+def test_a_message_that_only_python_knows() -> None:
+    same(_reads_unset, torch.ones(2), whole=False)

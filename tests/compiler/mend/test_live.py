@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import compiler
+from compiler.capture import capture
 from compiler.mend import live, rewrite
 from compiler.mend.findings import Kind
 from compiler.mend.function import Function
@@ -476,3 +477,24 @@ def test_a_try_deep_inside_catches_nothing_of_its_callers() -> None:
     run = mended.running(torch.compile(mended.call, backend="eager", fullgraph=True))
     for x in (torch.ones(2), torch.full((2,), 4.0)):
         assert observed(run, x) == observed(checks_and_asks, x)
+
+
+def chooses_and_tells(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        print("above", x.sum())
+        y = x * 2
+    else:
+        y = x - 1
+    return torch.where(y > 1, y, x)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("bytecode", [False, True])
+def test_selection_where_no_gradient_is_kept(mode: Any, bytecode: bool) -> None:
+    mended = mend_callable(chooses_and_tells)
+    front = capture(mended.call, lambda gm, _: gm, fullgraph=True) if bytecode else torch.compile(
+        mended.call, backend="aot_eager", fullgraph=True
+    )  # fmt: skip
+    with mode():
+        for x in (torch.ones(2), -torch.ones(2)):
+            assert observed(front, x) == observed(chooses_and_tells, x)

@@ -18,7 +18,14 @@ ROOT = FOLDER.parents[3]
 pytest.importorskip("triton", reason="needs Triton: pip install 'triton>=3.7.1,<4'")
 
 
-@pytest.mark.parametrize("name", sorted(f.name for f in FOLDER.glob("check_*.py")))
+SLOW = ("check_benchmark.py",)
+NAMES = [
+    pytest.param(f.name, marks=pytest.mark.slow) if f.name in SLOW else f.name
+    for f in sorted(FOLDER.glob("check_*.py"))
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_interpreted(name: str) -> None:
     run(FOLDER / name)
 
@@ -32,7 +39,7 @@ def test_operations_on_the_samples_of_pytorch() -> None:
 def run(file: Path, **env: str) -> None:
     """A file of tests in a process of its own; all must pass, none be skipped."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--show-capture=no",
+        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "--show-capture=no",
          "-p", "no:cacheprovider", str(file)],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **env},
         cwd=ROOT, capture_output=True, text=True,

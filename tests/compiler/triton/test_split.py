@@ -58,6 +58,8 @@ def test_others_stay_whole(function: Callable[..., Any], shape: tuple[int, ...])
 
 
 def test_an_unknown_batch_is_cut_too() -> None:
-    parts, whole = reductions(lambda x: x.sum(0), torch.empty(100, 8), dynamic=True)
+    parts, whole = reductions(
+        lambda x: (x[:, None] + torch.ones(8)).sum(0), torch.empty(100), dynamic=True
+    )
     assert "masked" in str(parts.body)
     assert whole.loads[0].buffer is parts.buffer

@@ -8,8 +8,10 @@ makes one or two where it has registers to spare.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from torch._functorch.aot_autograd import aot_function
 from compiler import compat
 from compiler.backend import build_module
 from compiler.codegen.triton_blocks import heuristic
+from compiler.kernels import triton as triton_kernels
 from compiler.lower import lower
 from compiler.options import Options
 
@@ -58,25 +61,15 @@ BAGS = {  # a launch makes a constant of the number 1, too
     "HAS_MAX": False, "ALIGNED": True, "D": 64,
 }  # fmt: skip
 INTERACTION = {
-    "DENSE": True,
-    "SELF": False,
-    "UPPER": False,
-    "UPCAST": False,
-    "T": 16,
-    "TILES": 2,
-    "BD": 64,
+    "DENSE": True, "SELF": False, "UPPER": False, "UPCAST": False, "T": 16, "TILES": 2, "BD": 64,
     "ALIGNED": True,
-}
+}  # fmt: skip
 # a launch makes constants of strides of 1
 TURNED = {"x_column": 1, "weight_row": 1, "ACTIVATION": "relu", "UPCAST": False}
 LINEAR = {
-    "x_column": 1,
-    "weight_column": 1,
-    "HAS_BIAS": True,
-    "HAS_SAVED": False,
-    "ACTIVATION": "relu",
+    "x_column": 1, "weight_column": 1, "HAS_BIAS": True, "HAS_SAVED": False, "ACTIVATION": "relu",
     "UPCAST": False,
-}
+}  # fmt: skip
 RUNS = {"GRAD": "f32", "HAS_SCALES": True, "HAS_MAX": False, "ALIGNED": True, "C": 32, "D": 64}
 CASES = {
     "linear f32": Case(
@@ -97,9 +90,15 @@ CASES = {
         "linear.weight_gradient_kernel", "bf16",
         {"HAS_BIAS": True, "UPCAST": False, "BN": 64, "BK": 64, "BB": 64}, 176,
     ),
+    "sum of parts": Case("linear.sum_parts_kernel", "f32", {"BLOCK": 512}, 40),
+    "derivative of an activation": Case(
+        "linear.deactivate_kernel", "bf16", {"ACTIVATION": "sigmoid", "BLOCK": 1024}, 72,
+    ),
     "interaction f32": Case("interaction.forward_kernel", "f32", INTERACTION, 200, 4),
     "interaction bf16": Case("interaction.forward_kernel", "bf16", INTERACTION, 72, 4),
-    "interaction backward f16": Case("interaction.backward_kernel", "f16", INTERACTION, 100, 4),
+    "interaction backward f16": Case(
+        "interaction.backward_kernel", "f16", {**INTERACTION, "SELF": True, "UPPER": True}, 100, 4,
+    ),
     "interaction backward f32": Case("interaction.backward_kernel", "f32", INTERACTION, 120, 4),
     "bags f32": Case(
         "embedding_bag.forward_kernel", "f32", {**BAGS, "OUT": "f32", "HAS_ARGMAX": False, "B": 32},
@@ -108,6 +107,9 @@ CASES = {
     "bags bf16, max": Case(
         "embedding_bag.forward_kernel", "bf16",
         {**BAGS, "OUT": "bf16", "HAS_MAX": True, "HAS_ARGMAX": True, "B": 32}, 152,
+    ),
+    "bags, gradients of weights": Case(
+        "embedding_bag.weight_gradients_kernel", "f32", {**BAGS, "OUT": "f32", "B": 32}, 72, 8,
     ),
     "keys": Case(
         "row_update_kernels.keys_kernel", "f32",
@@ -119,27 +121,22 @@ CASES = {
     "update, SGD, bf16": Case(
         "row_update_kernels.runs_kernel", "bf16", {**RUNS, "KIND": "sgd"}, 80, 8,
     ),
+    "update, Adam, max": Case(
+        "row_update_kernels.runs_kernel", "f32", {**RUNS, "HAS_MAX": True, "KIND": "adam"}, 80, 8,
+    ),
     "update of long runs": Case(
         "row_update_kernels.long_runs_kernel", "f32",
         {"KIND": "adagrad", "ALIGNED": True, "C": 32, "G": 32, "D": 64}, 64, 8,
     ),
 }  # fmt: skip
 MULTIPLES = (
-    "K",
-    "D",
-    "WIDTH",
-    "x_row",
-    "weight_row",
-    "weight_column",
-    "out_row",
-    "saved_row",
-    "g_row",
+    *("K", "D", "WIDTH", "x_row", "weight_row", "weight_column", "out_row", "saved_row", "g_row"),
 )
 # where no argument of that name says otherwise, arguments are i32; these are pointers
 POINTERS = {
     **dict.fromkeys(("x", "weight", "bias", "saved", "out", "g", "y"), "DTYPE"),
     **dict.fromkeys(("tables", "problem", "owners", "order", "where", "gradients"), "i64"),
-    **dict.fromkeys(("weights", "biases", "scales", "partial"), "fp32"),
+    **dict.fromkeys(("weights", "biases", "scales", "partial", "parts"), "fp32"),
     "keys": "i32",
 }
 FLOATS = ("lr", "eps", "decay", "first", "second", "first_left", "second_left")
@@ -168,6 +165,16 @@ def signature(case: Case, target: str) -> tuple[Any, dict[str, str], dict[str, A
             found[argument] = "fp32" if argument in FLOATS else "i32"
     constants = {k: kinds.get(v, v) if isinstance(v, str) else v for k, v in constants.items()}
     return kernel, found, {k: v for k, v in constants.items() if k in kernel.arg_names}
+
+
+def test_every_written_kernel_has_a_case() -> None:
+    folder = Path(triton_kernels.__file__).parent
+    found = {
+        f"{file.stem}.{name}"
+        for file in folder.glob("*.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.MULTILINE)
+    }
+    assert found == {case.kernel for case in CASES.values()}
 
 
 @pytest.mark.parametrize("target", NAMES)

@@ -34,7 +34,9 @@ DATA = {
 
 
 def torchrun(processes: int, *args: str, more: tuple[str, ...] = ()) -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # standalone: a port of its own, beside other jobs
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(processes)]
     return [*launch, *more, *args]
 
 

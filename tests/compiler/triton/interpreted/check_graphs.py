@@ -35,7 +35,7 @@ def seen() -> Iterator[dict[str, list[Any]]]:
     def listen(half: str, *stages: Any) -> None:
         if half == "patterns":
             found["patterns"] += stages[1]
-        else:
+        elif half != "graphed":
             found["fallbacks"] += stages[1].fallbacks
             found["faces"] += stages[3].faces
 
@@ -58,7 +58,7 @@ def compare(model: nn.Module, args: tuple[Any, ...], autocast: bool = False) -> 
             torch.testing.assert_close(found[key], wanted[key], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "deepfm", "dcnv2", "din", "transformer", "batch norm"])
+@pytest.mark.parametrize("name", ["mlp", "din", "transformer", "batch norm"])
 def test_model(name: str, seen: dict[str, list[Any]]) -> None:
     torch.manual_seed(0)
     make, inputs = models.MODELS[name]
@@ -66,7 +66,7 @@ def test_model(name: str, seen: dict[str, list[Any]]) -> None:
     assert set(seen["fallbacks"]) <= models.ALLOWED
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["transformer"])
 def test_model_under_autocast(name: str) -> None:
     torch.manual_seed(0)
     make, inputs = models.MODELS[name]
@@ -156,9 +156,7 @@ def test_frozen_weights_are_prepared_once() -> None:
             torch.testing.assert_close(run(x), want)
 
 
-@pytest.mark.parametrize(
-    "options", [{"fusion": False}, {"inlining": False}, {"reuse": False, "ordering": False}]
-)
+@pytest.mark.parametrize("options", [{"fusion": False, "reuse": False}, {"inlining": False}])
 def test_options_change_no_result(options: dict[str, bool]) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.layer_norm(F.softmax(x @ w, 1) * 2 + x.sum(), (6,)).exp().mean(0)

@@ -1,0 +1,1 @@
+"""Private training: differential privacy that holds for embedding bags, and scales with them."""
