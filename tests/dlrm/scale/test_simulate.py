@@ -92,6 +92,7 @@ def test_bad_input_is_one_line(given, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_of_ddp_and_fsdp_is_the_formula():
     """Two real processes over loopback."""
     rows = memory.measure(256, 3, 8, processes=(2,), timed=False)
