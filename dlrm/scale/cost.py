@@ -3,9 +3,9 @@
 A step waits for its slowest process, so work is that of the process that holds most. Bytes are
 those that must move: every looked-up row is read once and, in backward, read and written with its
 optimizer state; pooled vectors (B, width) of a shard go to the processes of their samples, and
-their gradients come back; dense gradients are all-reduced in a ring. With a batch of B = W b
-samples over W processes (G on a host), a process keeps 1/W of what it sends, (G - 1)/W stays within
-the host, and (W - G)/W crosses the network.
+their gradients come back (row-wise shards of one host sum theirs there first); dense gradients are
+all-reduced in a ring. With a batch of B = W b samples over W processes (G on a host), a process
+keeps 1/W of what it sends, (G - 1)/W stays within the host, and (W - G)/W crosses the network.
 
 Left out: skew of ids (rows that repeat in a batch are found in caches; row-wise shards get uneven
 shares), stragglers, and contention between collectives.
@@ -121,7 +121,8 @@ def predict(job: Job, on: Hardware) -> Prediction:
         "embedding backward": max(one.pooled + one.read for one in loads) * F32 / on.lookup,
         "embedding update": max(2 * one.read + 2 * one.state for one in loads) * F32 / on.update,
         "all-to-all of ids": _all_to_all(ids, job, on),
-        "all-to-all of vectors": 2 * _all_to_all(max(sent, received), job, on),
+        "all-to-all of vectors": 2
+        * max(_all_to_all(received, job, on), *(_sent(load, job, on) for load in loads)),
         "all-reduce": _all_reduce((weights + copies) * F32, job, on),
         "collectives' latency": COLLECTIVES * latency * (size > 1),
     }
@@ -164,6 +165,7 @@ class _Load:
     read: float = 0  # of rows
     rows: float = 0  # looked up
     pooled: float = 0  # of pooled vectors, or of their parts
+    summed: float = 0  # among these, parts that are summed within the host before they leave it
     state: float = 0
     rows_bytes: float = 0
     state_bytes: float = 0
@@ -181,6 +183,7 @@ def _load(job: Job, rank: int) -> _Load:
         found.rows += 0 if own else rows
         found.read += rows * shard.width
         found.pooled += 0 if own else samples * shard.width
+        found.summed += samples * shard.width if shard.kind == "table_row_wise" else 0
         state = ROW_STATE[job.optimizer] * shard.width + (job.optimizer == "rowwise_adagrad")
         found.state += rows * state
         found.rows_bytes += shard.rows * shard.width * F32
@@ -202,6 +205,15 @@ def _all_to_all(sent: float, job: Job, on: Hardware) -> float:
     within = sent * (job.per_host - 1) / job.processes / on.links
     across = sent * (job.processes - job.per_host) / job.processes / on.network
     return max(within, across)
+
+
+def _sent(load: _Load, job: Job, on: Hardware) -> float:
+    """Seconds for the pooled vectors of a process, to the processes of their samples."""
+    size, group = job.processes, job.per_host
+    plain, summed = (load.pooled - load.summed) * F32, load.summed * F32
+    within = plain * (group - 1) / size + summed * (group - 1) / group
+    across = (plain + summed / group) * (size - group) / size
+    return max(within / on.links, across / on.network)
 
 
 def _all_reduce(size: float, job: Job, on: Hardware) -> float:

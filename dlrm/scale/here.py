@@ -2,8 +2,8 @@
 
 Measured: the matrix product and the copy (`dlrm.benchmark.floor`), FBGEMM's lookup and update on
 one thread, an all-to-all over the loopback interface for each number of processes, and, as
-``launch``, a step of a model too small to matter. Every process has one thread; where there are
-more processes than cores, each gets its share of them.
+``launch``, a step of a model too small to matter. Every process has one thread, and rates count for
+the share of a core that it was seen to get among the others.
 """
 
 from __future__ import annotations
@@ -101,8 +101,11 @@ def _least(action: Callable[[], object], times: int = 8) -> float:
 
 
 def with_links(one: Hardware, processes: int, found: dict[str, Any], alone: float) -> Hardware:
-    """One thread as one process of several, of which ``found`` has the collectives."""
-    share = min(1.0, machine.cores() / processes)
+    """One thread as one process of several, of which ``found`` has what they were measured to do.
+
+    alone: CPU seconds of a step that has next to no work.
+    """
+    share = found["share"]
     sent = LARGE * 4 * (processes - 1) / processes
     taken = max(found["large"] - found["none"], 1e-9)
     links = sent / taken if processes > 1 else float("inf")
@@ -117,7 +120,7 @@ def measure(processes: int) -> Hardware:
     """This machine as ``simulate --device here`` takes it."""
     one, alone = rates(), runs(1, [TINY])
     found = alone if processes == 1 else runs(processes, [TINY])
-    return with_links(one, processes, found, alone["steps"][0])
+    return with_links(one, processes, found, alone["steps"][0] * alone["share"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,8 @@ def check(processes: Sequence[int] = PROCESSES, cases: Sequence[Case] = CASES) -
     for count in processes:
         found = runs(count, [TINY, *cases])
         if alone is None:
-            alone = found["steps"][0] if count == 1 else runs(1, [TINY])["steps"][0]
+            first = found if count == 1 else runs(1, [TINY])
+            alone = first["steps"][0] * first["share"]
         device = with_links(one, count, found, alone)
         for k, case in enumerate(cases, 1):
             job = plan_job(

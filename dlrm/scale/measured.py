@@ -47,6 +47,14 @@ class Case:
         )
 
 
+def share_of_a_core(seconds: float = 2.0) -> float:
+    """Which part of the time a busy process runs: less than 1 where processes share cores."""
+    start, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() < start + seconds:
+        pass
+    return min(1.0, (time.process_time() - used) / (time.perf_counter() - start))
+
+
 def middle(action: Callable[[], object], times: int, world: World) -> float:
     """The median seconds of ``action``, all processes starting together."""
     taken = []
@@ -113,6 +121,8 @@ def main(text: str) -> None:
             found["bytes"].append(held)
             gc.collect()
         found |= collectives(world)
+        world.wait()
+        found["share"] = min(share for (share,) in _everyones([share_of_a_core()], world))
         slowest = [max(all_) for all_ in zip(*_everyones(found["steps"], world), strict=True)]
         most = [max(all_) for all_ in zip(*_everyones(found["bytes"], world), strict=True)]
         if world.first:

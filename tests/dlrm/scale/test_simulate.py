@@ -42,6 +42,10 @@ def test_bytes_by_hand():
     assert found.limit == "memory bandwidth"
     narrow = predict(JOB, dataclasses.replace(DEVICES["a100"], links=1.0))
     assert narrow.limit == "links of the host"
+    spread = tuple(dataclasses.replace(s, kind="table_row_wise") for s in WHERE[1:])
+    hosts = dataclasses.replace(JOB, hosts=2, shards=spread)
+    slow = predict(hosts, dataclasses.replace(DEVICES["a100"], network=1.0))
+    assert slow.seconds["all-to-all of vectors"] == 2 * 64 * 16 * 4 / 2 * 2 / 4  # summed by two
     wide = dataclasses.replace(JOB, hosts=2, per_host=1)
     slow = predict(wide, dataclasses.replace(DEVICES["a100"], network=1.0))
     assert slow.limit == "the network between hosts"
@@ -88,6 +92,7 @@ def test_bad_input_is_one_line(given, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_of_ddp_and_fsdp_is_the_formula():
     """Two real processes over loopback."""
     rows = memory.measure(256, 3, 8, processes=(2,), timed=False)
