@@ -163,6 +163,12 @@ class TrainConfig:
         if self.run.steps == 0 and self.run.epochs == 0:
             raise InputError("--epochs and --steps are both 0: give one of them")
         self.privacy.validate()
+        if self.run.table_storage == "disk" and (
+            self.privacy.private or self.privacy.label_epsilon
+        ):
+            raise InputError(
+                "--table-storage disk: is not made for private training; use --table-storage memory"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values, as in the TOML and JSON files."""

@@ -31,7 +31,6 @@ from dlrm.privacy.config import PrivacyConfig, private_preset
 from dlrm.report import Report
 from dlrm.scale.world import launched
 from dlrm.settings import DataConfig, OptimConfig, RunConfig, ScaleConfig, TrainConfig
-from dlrm.tables import disk as tables_on_disk
 from dlrm.trainer import Interrupted, Trainer, peak_rss_mb
 
 PARTS = {"model": DLRMConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig,
@@ -138,8 +137,8 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
         return summary
     finally:
         report.close()
-        if trainer is not None and trainer.tables is not None:
-            trainer.tables.close()
+        if trainer is not None:
+            trainer.close()
         if refused:
             _remove_ours(out, made)
         if lock is not None:
@@ -147,7 +146,11 @@ def train(config: TrainConfig, dataset: Dataset | None = None) -> dict[str, Any]
 
 
 def _trainer(config: TrainConfig, dataset: Dataset, report: Report) -> Trainer:
-    """The kind of trainer that the privacy settings ask for."""
+    """The kind of trainer that the settings ask for."""
+    if config.run.table_storage == "disk":
+        from dlrm.tables.trainer import DiskTrainer
+
+        return DiskTrainer(config, dataset, report)
     if config.privacy.private:
         from dlrm.privacy.trainer import PrivateTrainer
 
@@ -233,8 +236,7 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     text = cli.toml(config.as_dict())
     write_text(out / "config.toml", text)
-    if trainer.tables is not None and origin is None:
-        trainer.tables.create(out / tables_on_disk.FOLDER)
+    told = trainer.ready(fresh=origin is None)
     report.open_log(trainer.at.step)
     report.say(f"configuration (also in {out / 'config.toml'}):\n{text}")
     model, dataset, reader = trainer.model, trainer.dataset, trainer.train_reader
@@ -249,11 +251,8 @@ def _begin(config: TrainConfig, trainer: Trainer, origin: Path | None) -> None:
     )
     if origin is not None:
         report.say(f"resuming from {origin} at step {trainer.at.step:,} of {trainer.total_steps:,}")
-    if trainer.tables is not None:
-        report.say(
-            f"tables on disk: {trainer.tables.bytes / 2**20:,.1f} MiB of rows in "
-            f"{out / tables_on_disk.FOLDER}, a cache of {config.run.table_cache} before them"
-        )
+    for line in told:
+        report.say(line)
     left = trainer.total_steps - trainer.at.step
     if origin is not None and (left <= 0 or trainer.at.done):
         report.warn(_nothing_left(config, trainer, origin))
@@ -314,15 +313,6 @@ def _summary(config: TrainConfig, trainer: Trainer, scores: Any) -> dict[str, An
         **ceiling,
         "samples_per_s": rate,
         "peak_rss_mb": peak_rss_mb(),
-        **(
-            {}
-            if trainer.tables is None
-            else {
-                "table_disk_mb": trainer.tables.bytes / 2**20,
-                "table_cache_mb": trainer.tables.cache / 2**20,
-                "table_cache_hit_rate": trainer.hit_rate(),
-            }
-        ),
         "steps": trainer.at.step,
         "best_step": trainer.at.best_step,
         "seed": config.run.seed,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from dlrm.batch import Batch, ModelInputs
 from dlrm.datasets.base import Dataset
 from dlrm.datasets.reader import Reader, limited
 from dlrm.diagnose import TrainingDiverged, why_not_finite, why_not_scored
-from dlrm.embeddings import PlainRows
 from dlrm.errors import InputError
 from dlrm.files import explain
 from dlrm.machine import memory_bytes
@@ -34,11 +32,6 @@ from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
 from dlrm.report import Report
 from dlrm.scoring import vocabulary
 from dlrm.settings import TrainConfig
-from dlrm.tables import DiskTables
-from dlrm.tables import disk as tables_on_disk
-from dlrm.tables.disk import segment_of
-from dlrm.tables.load import store_folder
-from dlrm.tables.window import DiskRows
 
 
 @dataclasses.dataclass
@@ -69,13 +62,7 @@ class Trainer:
         self.device = pick_device(config.run.device)
         torch.manual_seed(config.run.seed)
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.tables: DiskTables | None = None  # None: they are in the model
         self.build()
-        if config.run.table_storage == "disk" and self.tables is None:
-            raise InputError(
-                "--table-storage disk: goes with one process and without privacy; use "
-                "--table-storage memory"
-            )
         opt = config.optim
         self.whole_step = whole_step(self.model, self.optimizers, self.device, config.run.compile)
         self.schedules = {
@@ -111,15 +98,13 @@ class Trainer:
 
     def build(self) -> None:
         """The model, what is called in its place, and the optimizers."""
-        opt, run = self.config.optim, self.config.run
-        disk = run.table_storage == "disk"
-        if disk:
-            kind, model = opt.sparse_optimizer, self.config.model
-            tables_on_disk.check(model, self.device.type, opt.ema, kind, self.out)
-            cache = cache_bytes(run.table_cache)
-        else:
-            require_memory(self.config, self.device)
-        self.model = DLRM(self.config.model, DiskRows if disk else PlainRows).to(self.device)
+        require_memory(self.config, self.device)
+        self.assemble(DLRM(self.config.model))
+
+    def assemble(self, model: DLRM) -> None:
+        """Take ``model``, compile it if asked, and make its optimizers."""
+        opt = self.config.optim
+        self.model = model.to(self.device)
         self.forward = compiled(self.model, self.config.run.compile)
         self.optimizers["dense"] = dense_optimizer(
             self.model.dense_parameters(),
@@ -129,30 +114,29 @@ class Trainer:
         )
         if tables := self.model.sparse_parameters():
             self.optimizers["sparse"] = sparse_optimizer(tables, self.config)
-        if disk:
-            self.tables = DiskTables(
-                self.model, self.optimizers["sparse"], opt.sparse_optimizer, cache,
-                self.config.data.batch_size,
-            )  # fmt: skip
-            self.report.note = lambda: f", {self.hit_rate():.1%} of rows cached"
 
     def parameter_count(self) -> int:
         """Of the whole model."""
         return sum(p.numel() for p in self.model.parameters())
 
+    def ready(self, fresh: bool) -> list[str]:
+        """Make what a run has in --out besides, ``fresh`` or gone on with; lines to say of it."""
+        return []
+
+    def close(self) -> None:
+        """Let go of what the run held."""
+
     # ---- one step ------------------------------------------------------------------------------
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean binary cross-entropy of a batch on this run's device, in f32."""
-        return self._loss(batch.label, self._inputs(batch, train=False))
-
-    def _loss(self, label: Tensor, inputs: ModelInputs) -> Tensor:
         with self._autocast():
-            logits = self.forward(*inputs)
-        return F.binary_cross_entropy_with_logits(logits.float(), label)
+            logits = self.forward(*self.inputs(batch))
+        return F.binary_cross_entropy_with_logits(logits.float(), batch.label)
 
-    def _inputs(self, batch: Batch, train: bool) -> ModelInputs:
-        return batch.inputs() if self.tables is None else self.tables.load(batch, train)
+    def inputs(self, batch: Batch) -> ModelInputs:
+        """What the model is given for a batch."""
+        return batch.inputs()
 
     def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
         """Forward, backward, update; returns the loss before the update.
@@ -164,10 +148,7 @@ class Trainer:
             loss = self.whole_step(batch.inputs(), batch.label)
             self.updated()
             return loss.detach()
-        inputs = self._inputs(batch, train=True)
-        if self.tables is not None:
-            self.tables.expect(following)
-        loss = self._loss(batch.label, inputs)
+        loss = self.loss(batch)
         loss.backward()
         if self.config.optim.clip > 0:
             clip_gradients(self.model.parameters(), self.config.optim.clip)
@@ -179,8 +160,6 @@ class Trainer:
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self.tables is not None:
-            self.tables.keep()
         self.updated()
 
     def updated(self) -> None:
@@ -310,23 +289,16 @@ class Trainer:
                 self.model.zero_grad(set_to_none=True)
         return min(times)
 
-    def hit_rate(self) -> float:
-        """Of the different rows that batches needed, the share that was in memory."""
-        return 1.0 if self.tables is None else self.tables.hit_rate()
-
     # ---- validation and test -------------------------------------------------------------------
 
-    def score(
-        self, split: str, limit: int = 0, load: Callable[[Batch], ModelInputs] | None = None
-    ) -> Scores:
-        """The metrics of the current weights on a split; ``load`` gives a batch's inputs."""
-        load = load or functools.partial(self._inputs, train=False)
+    def score(self, split: str, limit: int = 0) -> Scores:
+        """The metrics of the current weights on a split."""
         reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
         collector = Collector()
         self.model.eval()
         with torch.inference_mode(), self._autocast():
             for batch in itertools.islice(reader, limited(len(reader), limit)):
-                logits = self.forward(*load(batch.to(self.device)))
+                logits = self.forward(*self.inputs(batch.to(self.device)))
                 collector.update(batch.label.numpy(), logits.float().cpu().numpy())
                 if self._interrupted:
                     break
@@ -364,10 +336,8 @@ class Trainer:
     def test(self) -> Scores:
         """The test metrics of the best weights (which stay in the model)."""
         best = self.out / "best"
-        state = self.read_state(best)
-        self.read(best, state, weights_only=True)
-        load = None if self.tables is None else self.tables.as_of(segment_of(state))
-        scores = self.score("test", self.config.data.limit_test_batches, load)
+        self.read(best, self.read_state(best), weights_only=True)
+        scores = self.score("test", self.config.data.limit_test_batches)
         self.report.scores("test", self.at.best_step, scores)
         return scores
 
@@ -390,9 +360,6 @@ class Trainer:
     def _save_and_prune(self) -> None:
         self._save_to(self.out / "checkpoints" / f"step-{self.at.step:09d}")
         checkpoint.prune(self.out, self.config.run.keep)
-        if self.tables is not None:
-            best = self.out / "best"
-            self.tables.prune([*checkpoint.steps(self.out), *([best] if best.exists() else [])])
 
     def _save_to(self, path: Path, weights_only: bool = False) -> None:
         state = {
@@ -411,11 +378,7 @@ class Trainer:
             "schedules": {name: s.state_dict() for name, s in self.schedules.items()},
             **self.more_state(weights_only),
         }
-        if self.tables is not None:
-            state["tables"] = {"storage": "disk", "segment": self.tables.mark()}
         self.write(path, state, weights_only)
-        if self.tables is not None:
-            self.tables.begin(segment_of(state))
 
     def write(self, path: Path, state: dict[str, Any], weights_only: bool) -> None:
         """A checkpoint with ``state``."""
@@ -466,17 +429,7 @@ class Trainer:
                 f"{path}: cannot go on with other settings ({shown}); give the old ones, or train "
                 "anew with --overwrite"
             )
-        if self.tables is not None:
-            folder = self.out / tables_on_disk.FOLDER
-            if store_folder(path.resolve()) != folder.resolve():
-                raise InputError(
-                    f"--resume {path}: its tables are files of its own run and change with it; go "
-                    f"on in that run: --out {store_folder(path).parent} --resume auto"
-                )
-            self.tables.restore(folder, segment_of(state))
         self.read(path, state)
-        if self.tables is not None:
-            self.tables.fit_states()
         for name, values in state["schedules"].items():
             self.schedules[name].load_state_dict(values)
         names = [f.name for f in dataclasses.fields(Position)]
@@ -570,16 +523,6 @@ def with_next(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         following = next(batches, None)
         yield at, following
         at = following
-
-
-def cache_bytes(text: str) -> int:
-    """The size of the cache of rows. Raises InputError naming the flag."""
-    from compiler.offload import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise InputError(f"--table-cache: {error}") from None
 
 
 def pick_device(name: str) -> torch.device:

@@ -60,6 +60,7 @@ class ScaledTrainer(Trainer):
             ("--ema", config.optim.ema > 0),
             ("--deterministic", config.run.deterministic),
             ("--compile dlrm-step", config.run.compile == "dlrm-step"),
+            ("--table-storage disk", config.run.table_storage == "disk"),
         ):
             if given:
                 raise InputError(
@@ -143,7 +144,7 @@ class ScaledTrainer(Trainer):
         """Not measured: a backward pass would update the tables."""
         return 0.0
 
-    def score(self, split: str, limit: int = 0, load: Any = None) -> Scores:
+    def score(self, split: str, limit: int = 0) -> Scores:
         """The metrics of a split, the same in every process."""
         reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
         collector = Collector()
