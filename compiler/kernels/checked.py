@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compiler import compat
 from compiler.kernels import source
 from compiler.kernels.bags import BagError, Bags, Problem
 from compiler.kernels.embedding_bag import BATCH, Pooled, _row_fields
@@ -216,6 +215,8 @@ class _Known:
     """Sums, and the state of the weights that they are of."""
 
     def __init__(self, weights: Sequence[Tensor], sums: Sequence[TableSums | Tensor]) -> None:
+        from compiler import compat  # not above: saved graphs are loaded without TorchDynamo
+
         self.storages = [compat.StorageWeakRef(w.untyped_storage()) for w in weights]
         self.versions = [_version(w) for w in weights]
         parts = [[s] if isinstance(s, Tensor) else [s.rows, s.largest] for s in sums]

@@ -6,6 +6,11 @@
 //
 // A radius is made of 40 bits: normals reach 7.4 standard deviations, past which a Gaussian has
 // 1e-13 of its mass.
+#ifndef __FAST_MATH__
+// glibc has vectors of logf and cosf for code that is built so. The flag itself is not given: GCC
+// would let the library turn subnormal numbers off in the whole process when it is loaded.
+#define __FAST_MATH__ 1
+#endif
 #include <algorithm>
 #include <math.h>
 

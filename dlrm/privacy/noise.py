@@ -31,7 +31,7 @@ _WORDS = 16
 def library() -> ctypes.CDLL | None:
     """The compiled noise.cpp; None on a machine without a C++ compiler."""
     try:
-        native = build.load((Path(__file__).parent / "noise.cpp").read_text(), ("-ffast-math",))
+        native = build.load((Path(__file__).parent / "noise.cpp").read_text())
     except build.NoCompiler:
         return None
     p, n, u = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32

@@ -26,7 +26,7 @@ def test_tables_on_disk_beside_tables_in_memory(tmp_path, capsys):
 
 def test_a_budget_beside_eager(tmp_path, capsys):
     out = tmp_path / "figures.json"
-    small = ["--layers", "6", "--width", "64", "--batch", "512", "--rounds", "1"]
+    small = ["--layers", "24", "--width", "64", "--batch", "512", "--rounds", "1"]
     ways = ["--ways", "offload all", "--threads", "1"]
     assert main(["memory", *small, *ways, "--json", str(out)]) == 0
     figures = json.loads(out.read_text())

@@ -74,8 +74,9 @@ def test_same_bits_as_in_memory(kind, cache, more, tmp_path):
 
 def test_same_bits_when_compiled(tmp_path):
     more = ["--compile", "dlrm", "--steps", "12", "--eval-every", "6"]
-    run(tmp_path / "memory", *more)
-    run(tmp_path / "disk", *more, *DISK, "32KiB")
+    for name, storage in (("memory", ()), ("disk", (*DISK, "32KiB"))):
+        torch._dynamo.reset()  # what was compiled before decides which sizes are kept open
+        run(tmp_path / name, *more, *storage)
     assert (tmp_path / "memory/log.jsonl").read_text() == (tmp_path / "disk/log.jsonl").read_text()
     same_model(tmp_path / "memory", tmp_path / "disk")
 

@@ -1,5 +1,8 @@
 """The noise: ChaCha20 by its published vector, normals by their distribution, settling by both."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -133,3 +136,10 @@ def test_what_is_settled_late_has_the_distribution_of_noise_at_every_step():
     # and the law is of the sum, not of a part: a table that skipped a step would be found
     less = stats.norm(scale=(variance[-1] - deviations[-1] ** 2) ** 0.5)
     assert stats.kstest(table.values.flatten(), less.cdf).pvalue < 1e-3
+
+
+def test_the_library_leaves_subnormal_numbers_on():
+    """A library built with -ffast-math turns them off, for all that the process computes after."""
+    script = "from dlrm.privacy import noise; noise.library(); assert 1e-310 / float('2') != 0"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
