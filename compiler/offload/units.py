@@ -36,6 +36,9 @@ class Units:
     """The units of ``model``, in order of their number."""
 
     def __init__(self, model: nn.Module | None) -> None:
+        # torch.utils.checkpoint imports TorchDynamo in its first call, when memory may be short
+        import compiler.compat  # noqa: F401
+
         self.chains: list[tuple[nn.Sequential, list[list[nn.Module]]]] = []
         self.blocks: list[nn.Module] = []
         inside: set[nn.Module] = set()
