@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     steps = commands.add_parser("loop", parents=[shared], help="the training loop")
     steps.add_argument("--preset", action="append", help="repeatable; tiny and kaggle")
     steps.add_argument("--steps", type=int, default=60, help="steps of a round (60)")
-    steps.add_argument("--rounds", type=int, default=5, help="rounds of each side (5)")
+    steps.add_argument("--rounds", type=int, default=21, help="rounds of each side (21)")
     rows = commands.add_parser("preprocess", parents=[shared], help="preprocessing")
     rows.add_argument("--input", default="", help="a raw Criteo file")
     budget = commands.add_parser("memory", parents=[shared], help="training in little memory")
