@@ -1,15 +1,13 @@
 """Checkpoints: written whole or not at all, checked when read, never executed.
 
 A checkpoint is a folder: ``model.safetensors``, ``optimizer.safetensors`` (moments and the random
-state) and ``state.json`` (settings, position, and the checksums of all three). It is written
-under a temporary name and renamed, so a folder named ``step-*`` is always complete; a later damage
-is found by the checksums.
+state) and ``state.json`` (settings and position), sealed as `dlrm.sealed` says: a folder named
+``step-*`` is always complete, and a later damage is found by the checksums.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -18,22 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dlrm import sealed
 from dlrm.cli import override
 from dlrm.config import DLRMConfig
-from dlrm.errors import InputError
-from dlrm.files import named, remove, write_text
 from dlrm.model import DLRM
+from dlrm.sealed import CheckpointError
 
 FORMAT, VERSION = "dlrm-checkpoint", 1
-
-
-class CheckpointError(InputError):
-    """A checkpoint is missing, damaged, foreign, or does not fit."""
+SHARDED = "dlrm-sharded-checkpoint"  # see dlrm.scale.checkpoint
+NEEDED = ("model", "source", "dataset", "fate")  # what every checkpoint tells
 
 
 def save(
@@ -49,17 +44,8 @@ def save(
 
     Raises OSError (a full disk, say) and leaves what was there before.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    remove(partial)
-    try:
-        with named(path, partial):
-            partial.mkdir()
-            _write(partial, model, state, optimizers, average)
-            _replace(partial, path)
-    except BaseException:
-        remove(partial)
-        raise
+    with sealed.replacing(path) as folder:
+        _write(folder, model, state, optimizers, average)
 
 
 def _write(
@@ -79,7 +65,6 @@ def _write(
         if torch.cuda.is_available():
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         files["optimizer.safetensors"] = tensors
-    listed = {}
     for name, tensors in files.items():
         file = folder / name
         try:
@@ -89,78 +74,26 @@ def _write(
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code), str(file)) from error
         file.chmod(folder.stat().st_mode & 0o666)  # readable by those who may read the folder
-        listed[name] = {"bytes": file.stat().st_size, "xxh3": _hash(file)}
-    whole = {"format": FORMAT, "version": VERSION, **state, "optimizers": plain}
-    whole["files"] = listed
-    whole["xxh3"] = _digest(whole)
-    write_text(folder / "state.json", json.dumps(whole, indent=1))
-
-
-def _replace(partial: Path, path: Path) -> None:
-    """Put ``partial`` at ``path``; a folder cannot be renamed over one with files in it."""
-    old = path.parent / f".old-{path.name}"
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.rename(path, old)
-    os.rename(partial, path)
-    shutil.rmtree(old, ignore_errors=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sealed.seal(folder, {"format": FORMAT, "version": VERSION, **state, "optimizers": plain})
 
 
 def copy(source: Path, path: Path) -> None:
     """Copy a checkpoint folder to ``path``, whole or not at all, replacing one that is there."""
-    partial = path.with_name(f".partial-{path.name}")
-    remove(partial)
-    try:
-        with named(path, partial):
-            shutil.copytree(source, partial)
-            _replace(partial, path)
-    except BaseException:
-        remove(partial)
-        raise
+    with sealed.replacing(path) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint, once its files agree with their checksums."""
-    try:
-        state = json.loads((path / "state.json").read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
-    if isinstance(state, dict) and state.get("format") == "dlrm-sharded-checkpoint":
+    state = sealed.read(path)
+    if state.get("format") == SHARDED:
         raise CheckpointError(
             f"{path}: of a run with several processes; python -m dlrm.scale.convert {path} OUT "
             "makes of it what one process reads"
         )
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'}: not a checkpoint of this package")
-    if state.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path}: checkpoint version {state.get('version')}, this package reads {VERSION}"
-        )
-    needed = ("files", "model", "source", "dataset", "fate", "xxh3")
-    if missing := [k for k in needed if k not in state]:
-        raise CheckpointError(f"{path / 'state.json'}: incomplete: it has no {', '.join(missing)}")
-    if state.pop("xxh3") != _digest(state):
-        raise CheckpointError(
-            f"{path / 'state.json'}: damaged or edited: its checksum is not the one written with it"
-        )
-    for name, expected in state["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file}: missing from the checkpoint")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(
-                f"{file}: truncated or replaced: {size} bytes, written as {expected['bytes']}"
-            )
-        if _hash(file) != expected["xxh3"]:
-            raise CheckpointError(f"{file}: damaged: its checksum is not the one written with it")
+    sealed.verify(path, state, VERSION, NEEDED)
     return state
 
 
@@ -266,17 +199,3 @@ def _unflatten(name: str, tensors: dict[str, Tensor], plain: dict[str, Any]) -> 
         if owner == name:
             state.setdefault(int(index), {})[slot] = value
     return {"state": state, "param_groups": plain["groups"]}
-
-
-def _digest(state: dict[str, Any]) -> str:
-    """Of all that ``state.json`` tells, whatever the layout and the order of the text."""
-    as_read = json.loads(json.dumps(state))
-    return xxhash.xxh3_128_hexdigest(json.dumps(as_read, sort_keys=True).encode())
-
-
-def _hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()

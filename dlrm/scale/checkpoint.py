@@ -10,7 +10,6 @@ DCP keeps its index as a pickle: read checkpoints of your own, or of people whom
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dlrm.checkpoint import CheckpointError, _hash, _replace
-from dlrm.files import named, remove, write_text
+from dlrm import sealed
+from dlrm.checkpoint import NEEDED, SHARDED
+from dlrm.files import named, remove
+from dlrm.sealed import CheckpointError
 
-FORMAT, VERSION = "dlrm-sharded-checkpoint", 1
+VERSION = 1
 
 
 def save(path: Path, tensors: dict[str, Any], state: dict[str, Any], world: Any) -> None:
@@ -29,7 +30,7 @@ def save(path: Path, tensors: dict[str, Any], state: dict[str, Any], world: Any)
 
     Raises OSError in every process if one of them could not write, and leaves what was there.
     """
-    partial = path.with_name(f".partial-{path.name}")
+    partial = sealed.partial_of(path)
     try:
         with named(path, partial):
             problem: Exception | None = None
@@ -48,8 +49,8 @@ def save(path: Path, tensors: dict[str, Any], state: dict[str, Any], world: Any)
             world.agree(problem)
             if world.first:
                 try:
-                    seal(partial, state | {"processes": world.size})
-                    _replace(partial, path)
+                    seal(partial, state, world.size)
+                    sealed.replace(partial, path)
                 except OSError as error:
                     problem = error
             world.agree(problem)
@@ -68,36 +69,21 @@ def _plain(error: BaseException, path: Path) -> Exception:
     return OSError(f"{path}: {error}")
 
 
-def seal(folder: Path, state: dict[str, Any]) -> None:
-    """``state.json``, with the checksums of the files that are there."""
-    files = {
-        file.name: {"bytes": file.stat().st_size, "xxh3": _hash(file)}
-        for file in sorted(folder.iterdir())
-        if file.name != "state.json"
-    }
-    whole = {**state, "format": FORMAT, "version": VERSION, "files": files}
-    write_text(folder / "state.json", json.dumps(whole, indent=1))
+def seal(folder: Path, state: dict[str, Any], processes: int) -> None:
+    """``state.json``, when all processes have written."""
+    kind = {"format": SHARDED, "version": VERSION, "processes": processes}
+    sealed.seal(folder, {**state, **kind})
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a sharded checkpoint, once its files agree with their checksums."""
-    try:
-        state = json.loads((path / "state.json").read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no checkpoint there (it has no state.json)") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / 'state.json'}: cannot be read: {error}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    state = sealed.read(path)
+    if state.get("format") != SHARDED:
         raise CheckpointError(
             f"{path}: not the checkpoint of a run with several processes; if a single process made "
             f"it, convert it: python -m dlrm.scale.convert {path} OUT"
         )
-    for name, expected in state["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file}: missing from the checkpoint")
-        if file.stat().st_size != expected["bytes"] or _hash(file) != expected["xxh3"]:
-            raise CheckpointError(f"{file}: damaged: it is not the file that was written")
+    sealed.verify(path, state, VERSION, (*NEEDED, "processes"))
     return state
 
 

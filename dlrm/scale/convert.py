@@ -18,10 +18,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from dlrm import checkpoint as plain
-from dlrm import cli
+from dlrm import cli, sealed
 from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
-from dlrm.files import named, remove
 from dlrm.model import DLRM
 from dlrm.optim import SparseRows, dense_optimizer
 from dlrm.scale import checkpoint
@@ -112,18 +111,11 @@ def _spread(folder: Path, state: dict[str, Any], out: Path) -> None:
                 for slot, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"{kind}.{name}.{slot}"] = torch.as_tensor(value)
     kept = {k: v for k, v in state.items() if k not in ("files", "format", "version", "optimizers")}
-    partial = out.with_name(f".partial-{out.name}")
-    remove(partial)
-    try:
-        with named(out, partial):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that there are no other processes
-                dcp.save(tensors, checkpoint_id=partial, no_dist=True)
-            checkpoint.seal(partial, {**kept, "processes": 1})
-            partial.rename(out)
-    except BaseException:
-        remove(partial)
-        raise
+    with sealed.replacing(out) as partial:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that there are no other processes
+            dcp.save(tensors, checkpoint_id=partial, no_dist=True)
+        checkpoint.seal(partial, kept, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from dlrm.config import DLRMConfig
 from dlrm.errors import InputError
 from dlrm.evaluate import evaluate
 from dlrm.model import DLRM
+from dlrm.scale import checkpoint as sharded
 from dlrm.scale import plan
 from dlrm.scale.convert import convert
 from dlrm.scale.model import ShardableDLRM, plain_name, scaled_name
@@ -209,6 +210,18 @@ def test_two_processes_make_the_run_of_one(tmp_path):
 
 
 # Without other processes
+
+
+def test_an_edited_checkpoint_of_several_processes_is_named(tmp_path):
+    short = DATA | {"samples": 2000, "steps": 2, "limit_val_batches": 1}
+    train(make_config("tiny", out=str(tmp_path / "run"), **short))
+    convert(tmp_path / "run", tmp_path / "spread")
+    state = sharded.read_state(tmp_path / "spread")
+    assert state["step"] == 2 and state["processes"] == 1
+    text = (tmp_path / "spread" / "state.json").read_text()
+    (tmp_path / "spread" / "state.json").write_text(text.replace('"step": 2', '"step": 3'))
+    with pytest.raises(checkpoint.CheckpointError, match="damaged or edited"):
+        sharded.read_state(tmp_path / "spread")
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
