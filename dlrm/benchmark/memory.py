@@ -12,16 +12,13 @@ Published: vDNN (Rhu et al. 2016) lowers average GPU memory by 89% on AlexNet, a
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import gc
+import functools
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +32,7 @@ from compiler.offload.compiled import Manager
 from compiler.offload.sizes import show_bytes
 from compiler.optim import SparseRows
 from dlrm.batch import Batch
-from dlrm.benchmark.probe import MALLOC, ProbeFailed, _status, can_measure_memory
+from dlrm.benchmark.probe import MALLOC, ProbeFailed, answer, bytes_added, can_measure_memory
 from dlrm.benchmark.shapes import Draws, Shape
 from dlrm.benchmark.turns import Contestant, race
 from dlrm.config import DLRMConfig
@@ -158,18 +155,12 @@ def saved_by_eager(settings: Settings) -> int:
 def measure(name: str, settings: Settings, budget: int) -> dict[str, Any]:
     """In the child: ``step``, what a step adds at its peak, and ``saved`` where a ledger knows."""
     way, draw = Way(name, settings, budget), Draws(settings.shape(), settings.batch)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     found, saved = [], 0
     for k in range(6):
         batch = draw()
-        gc.collect()
-        if trim is not None:
-            trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        way.step(batch)
+        added = bytes_added(functools.partial(way.step, batch))
         if k >= 4:
-            found.append(_status("VmHWM") - before)
+            found.append(added)
             if way.control is not None and way.control.ledger is not None:
                 saved = max(saved, way.control.ledger.peak)
     return {"step": statistics.median(found), "saved": saved, "plan": way.plan()}
@@ -177,15 +168,8 @@ def measure(name: str, settings: Settings, budget: int) -> dict[str, Any]:
 
 def ask(name: str, settings: Settings, budget: int) -> dict[str, Any]:
     """The child's figures. Raises ProbeFailed with its last words."""
-    spec = json.dumps({"name": name, **dataclasses.asdict(settings), "budget": budget})
-    done = subprocess.run(
-        [sys.executable, "-m", "dlrm.benchmark.memory", spec],
-        env={**os.environ, **MALLOC}, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        raise ProbeFailed(words[-1][:300] if words else f"exit status {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    spec = {"name": name, **dataclasses.asdict(settings), "budget": budget}
+    result: dict[str, Any] = answer("dlrm.benchmark.memory", spec, MALLOC)
     return result
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +55,21 @@ def ask(
         "threads": threads,
         "optimizer": optimizer,
     }
+    return float(answer(__name__, spec, {"OMP_NUM_THREADS": str(threads), **(env or {})}))
+
+
+def answer(module: str, spec: dict[str, Any], env: dict[str, str]) -> Any:
+    """What the module, given ``spec``, prints last, as JSON. Raises ProbeFailed."""
     done = subprocess.run(
-        [sys.executable, "-m", "dlrm.benchmark.probe", json.dumps(spec)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads), **(env or {})},
+        [sys.executable, "-m", module, json.dumps(spec)],
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
     )
     if done.returncode:
         words = [line for line in done.stderr.strip().splitlines() if line.strip()]
         raise ProbeFailed(words[-1][:300] if words else f"exit status {done.returncode}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1]))
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def compile_seconds(
@@ -135,21 +142,25 @@ def measure_memory(shape: Shape, batch: int, peer: str, optimizer: str) -> float
     tables = Tables(shape, fbgemm=peer in (peers.TBE, peers.TBE_INDUCTOR))
     peers.reset()
     (one,) = peers.training(shape, tables, optimizer, [peer], ["default"])
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     with one.first():
         one.call(draw())
     found = []
-    for step in range(8):
+    for _ in range(8):
         given = one.prepare(draw())
-        gc.collect()
-        if trim is not None:
-            trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        one.run(given)
-        if step >= 3:
-            found.append(_status("VmHWM") - before)
-    return max(0.0, statistics.median(found))
+        found.append(bytes_added(functools.partial(one.run, given)))
+    return max(0.0, statistics.median(found[3:]))
+
+
+def bytes_added(run: Callable[[], object]) -> int:
+    """What ``run`` adds to the resident memory at its peak."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
 
 
 def _status(name: str) -> int:
