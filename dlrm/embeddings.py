@@ -36,6 +36,13 @@ def mixed_dims(rows: Sequence[int], dim: int, temperature: float) -> list[int]:
     return [min(dim, p) for p in powers]
 
 
+def table_widths(config: DLRMConfig) -> list[int]:
+    """The width of each table's rows."""
+    if config.md_temperature > 0 and config.rows:
+        return mixed_dims(config.rows, config.dim, config.md_temperature)
+    return [config.dim] * len(config.rows)
+
+
 class PlainRows(nn.EmbeddingBag):
     """One row per id: PyTorch's own embedding bag, with the published initialisation."""
 
@@ -137,11 +144,9 @@ class EmbeddingTables(nn.ModuleList):
     """
 
     def __init__(self, config: DLRMConfig, plain: type[PlainRows] = PlainRows) -> None:
-        widths = [config.dim] * len(config.rows)
-        if config.md_temperature > 0 and config.rows:
-            widths = mixed_dims(config.rows, config.dim, config.md_temperature)
         super().__init__(
-            EmbeddingTable(config, n, d, plain) for n, d in zip(config.rows, widths, strict=True)
+            EmbeddingTable(config, n, d, plain)
+            for n, d in zip(config.rows, table_widths(config), strict=True)
         )
 
     def forward(

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlrm.config import DLRMConfig
+from dlrm.embeddings import table_widths
 from dlrm.errors import InputError
 from dlrm.model import make_interaction, mlp
 from dlrm.scale import kernel, plan, tables
@@ -63,7 +65,7 @@ class ShardableDLRM(nn.Module):
     def table_bytes(self) -> int:
         """Memory of the tables, all shards together."""
         config = self.config
-        return 4 * sum(n * d for n, d in zip(config.rows, tables.widths(config), strict=True))
+        return 4 * sum(n * d for n, d in zip(config.rows, table_widths(config), strict=True))
 
 
 def plain_name(name: str) -> str:
@@ -103,7 +105,7 @@ def initialise(model: ShardableDLRM, shards: Callable[[int], Iterator[Any]], see
     if config.dense_in > 0:
         widths = (config.dense_in, *config.bottom, config.dim)
         _put(whole, "over.bottom", mlp(widths, last_relu=True, dropout=config.dropout))
-    for f, (rows, width) in enumerate(zip(config.rows, tables.widths(config), strict=True)):
+    for f, (rows, width) in enumerate(zip(config.rows, table_widths(config), strict=True)):
         pieces = list(shards(f))
         bound = rows**-0.5
         step = max(1, CHUNK // width)
@@ -159,8 +161,8 @@ class Sharded:
                 "use --dense-layers ddp"
             )
         found, self.report = plan.make(
-            model, kinds, world.size, plan.device_kind(world.device), batch,
-            group=plan.world_group(), rowwise=optim.sparse_optimizer == "rowwise_adagrad",
+            model, kinds, world.size, world.device.type, batch,
+            group=dist.group.WORLD, rowwise=optim.sparse_optimizer == "rowwise_adagrad",
         )  # fmt: skip
         with plan.quiet():
             self.whole = DistributedModelParallel(

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from dlrm.config import DLRMConfig
@@ -155,11 +153,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(old)
-
-
-def world_group() -> Any:
-    return dist.group.WORLD
-
-
-def device_kind(device: torch.device) -> str:
-    return "cuda" if device.type == "cuda" else "cpu"

@@ -17,6 +17,7 @@ from typing import Any
 
 from dlrm import cli
 from dlrm.config import DCNV2_POOLING, PRESETS, DLRMConfig
+from dlrm.embeddings import table_widths
 from dlrm.errors import InputError
 from dlrm.scale import plan, tables
 from dlrm.scale.cost import ROW_STATE, Job, Prediction, Shard, predict
@@ -28,7 +29,7 @@ KINDS = "auto, one of " + ", ".join(plan.KINDS) + ", or pairs as table=kind"
 
 def shards(found: Any, model: DLRMConfig, processes: int) -> tuple[Shard, ...]:
     """A plan of TorchRec's as a list."""
-    widths, result = tables.widths(model), []
+    widths, result = table_widths(model), []
     (placed,) = found.plan.values()
     for table, rows in enumerate(model.rows):
         one = placed[tables.name(table)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.config import DLRMConfig
-from dlrm.embeddings import mixed_dims
+from dlrm.embeddings import table_widths
 from dlrm.errors import InputError
 
 
@@ -46,19 +46,12 @@ def check(config: DLRMConfig) -> None:
             "--weighted-pooling learned over several processes: weights reach a sharded table as "
             "data, without a gradient"
         )
-    for f, width in enumerate(widths(config)):
+    for f, width in enumerate(table_widths(config)):
         if width % 4:
             raise InputError(
                 f"--dim, --md-temperature: table {f} is {width} wide, and FBGEMM's tables are "
                 "multiples of 4 wide"
             )
-
-
-def widths(config: DLRMConfig) -> list[int]:
-    """The width of each table."""
-    if config.md_temperature > 0:
-        return mixed_dims(config.rows, config.dim, config.md_temperature)
-    return [config.dim] * len(config.rows)
 
 
 def name(table: int) -> str:
@@ -86,13 +79,15 @@ class ShardableTables(nn.Module):
                     embedding_dim=width,
                     pooling=kind,
                 )
-                for f, (rows, width) in enumerate(zip(config.rows, widths(config), strict=True))
+                for f, (rows, width) in enumerate(
+                    zip(config.rows, table_widths(config), strict=True)
+                )
             ],
         )
         self.project = nn.ModuleDict(
             {
                 name(f): nn.Linear(width, config.dim, bias=False)
-                for f, width in enumerate(widths(config))
+                for f, width in enumerate(table_widths(config))
                 if width != config.dim
             }
         )
