@@ -31,7 +31,7 @@ from dlrm.model import DLRM
 from dlrm.optim import SparseRows, clip_gradients, dense_optimizer, schedule
 from dlrm.report import Report
 from dlrm.scoring import vocabulary
-from dlrm.settings import TrainConfig
+from dlrm.settings import OptimConfig, TrainConfig
 
 
 @dataclasses.dataclass
@@ -55,6 +55,7 @@ class Trainer:
 
     model: Any  # with the inputs and logits of a DLRM
     forward: Any  # what is called in its place: compiled, or spread over processes
+    scoring: Any = torch.inference_mode  # without gradients
 
     def __init__(self, config: TrainConfig, dataset: Dataset, report: Report) -> None:
         self.config, self.dataset, self.report = config, dataset, report
@@ -113,7 +114,13 @@ class Trainer:
             opt.dense_weight_decay,
         )
         if tables := self.model.sparse_parameters():
-            self.optimizers["sparse"] = sparse_optimizer(tables, self.config)
+            self.optimizers["sparse"] = self.tables_optimizer(tables)
+
+    def tables_optimizer(self, tables: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """One native call with our compiler; but clipping wants to see the gradients."""
+        opt = self.config.optim
+        native = self.config.run.compile in ("dlrm", "dlrm-step")
+        return sparse_optimizer(tables, opt, native, fused=opt.clip == 0)
 
     def parameter_count(self) -> int:
         """Of the whole model."""
@@ -138,11 +145,8 @@ class Trainer:
         """What the model is given for a batch."""
         return batch.inputs()
 
-    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
-        """Forward, backward, update; returns the loss before the update.
-
-        ``following``: the batch of the next step, if it is known.
-        """
+    def step(self, batch: Batch) -> Tensor:
+        """Forward, backward, update; returns the loss before the update."""
         batch = batch.to(self.device)
         if self.whole_step is not None:
             loss = self.whole_step(batch.inputs(), batch.label)
@@ -214,8 +218,8 @@ class Trainer:
         run = self.config.run
         started = time.perf_counter()
         with self._batches() as batches:
-            for batch, following in with_next(batches):
-                loss = self.step(batch, following)
+            for batch in batches:
+                loss = self.step(batch)
                 self.at.step, self.at.batch = self.at.step + 1, self.at.batch + 1
                 self._record(batch, loss)
                 if profiler is not None:
@@ -296,14 +300,17 @@ class Trainer:
         reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
         collector = Collector()
         self.model.eval()
-        with torch.inference_mode(), self._autocast():
+        with self.scoring(), self._autocast():
             for batch in itertools.islice(reader, limited(len(reader), limit)):
-                logits = self.forward(*self.inputs(batch.to(self.device)))
-                collector.update(batch.label.numpy(), logits.float().cpu().numpy())
+                collector.update(batch.label.numpy(), self.logits(batch).cpu().numpy())
                 if self._interrupted:
                     break
         self.model.train()
         return collector.result()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Of a batch that is to be scored, (B,) f32."""
+        return self.forward(*self.inputs(batch.to(self.device))).float()
 
     def _validate(self) -> None:
         self.at.validate = True
@@ -512,19 +519,6 @@ class Interrupted(Exception):
         self.step = step
 
 
-def with_next(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
-    """Each batch with the one after it, or None.
-
-    >>> list(with_next(iter("abc")))
-    [('a', 'b'), ('b', 'c'), ('c', None)]
-    """
-    at = next(batches, None)
-    while at is not None:
-        following = next(batches, None)
-        yield at, following
-        at = following
-
-
 def pick_device(name: str) -> torch.device:
     """The device of that name; "auto" is the GPU if there is one."""
     if name == "auto":
@@ -602,28 +596,19 @@ def whole_step(
     return compiler.step(model, loss_of, list(optimizers.values()), mode="reduce-overhead")
 
 
-def sparse_optimizer(tables: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """The tables' optimizer: PyTorch's operators; one native call with our compiler, and in private
-    runs on the CPU.
+def sparse_optimizer(
+    tables: list[nn.Parameter], opt: OptimConfig, native: bool, fused: bool
+) -> torch.optim.Optimizer:
+    """The tables' optimizer, by PyTorch's operators or ``native``; ``fused``: with backward's sums.
 
     Both keep the same state under the same names, so that a checkpoint fits either.
     """
-    opt = config.optim
-    native = config.run.compile in ("dlrm", "dlrm-step")
-    if not native and not (config.privacy.private and tables[0].is_cpu):
-        return SparseRows(
-            tables, opt.sparse_optimizer, opt.sparse_lr, weight_decay=opt.sparse_weight_decay
-        )
+    kind, rate, decay = opt.sparse_optimizer, opt.sparse_lr, opt.sparse_weight_decay
+    if not native:
+        return SparseRows(tables, kind, rate, weight_decay=decay)
     from compiler.optim import SparseRows as NativeRows
 
-    return NativeRows(
-        tables,
-        opt.sparse_optimizer,
-        opt.sparse_lr,
-        weight_decay=opt.sparse_weight_decay,
-        # clipping wants to see the gradients
-        fused=opt.clip == 0 and not config.privacy.private,
-    )
+    return NativeRows(tables, kind, rate, weight_decay=decay, fused=fused)
 
 
 def peak_rss_mb() -> float:

@@ -31,10 +31,10 @@ from dlrm.embeddings import PlainRows
 from dlrm.errors import InputError
 from dlrm.machine import memory_bytes
 from dlrm.model import DLRM
-from dlrm.settings import OptimConfig, RunConfig, TrainConfig
-from dlrm.tables.disk import DiskTables
+from dlrm.settings import OptimConfig
+from dlrm.tables.disk import DiskTables, with_next
 from dlrm.tables.window import DiskRows
-from dlrm.trainer import compiled, sparse_optimizer, with_next
+from dlrm.trainer import compiled, sparse_optimizer
 
 KIND = "rowwise_adagrad"
 WARM = 200  # steps before the first turn: the cache fills
@@ -75,12 +75,10 @@ class Side:
     ) -> None:
         torch.manual_seed(0)
         self.model = DLRM(config, PlainRows if folder is None else DiskRows)
-        run = RunConfig(compile=how)
-        settings = TrainConfig(
-            model=config, run=run, optim=OptimConfig(sparse_optimizer=KIND, dense_optimizer="sgd")
-        )
         self.forward = compiled(self.model, how)
-        sparse = sparse_optimizer(self.model.sparse_parameters(), settings)
+        sparse = sparse_optimizer(
+            self.model.sparse_parameters(), OptimConfig(sparse_optimizer=KIND), how == "dlrm", True
+        )
         dense = torch.optim.SGD(self.model.dense_parameters(), lr=0.01, fused=True)
         self.optimizers = [dense, sparse]
         self.tables: DiskTables | None = None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlrm import checkpoint
 from dlrm.batch import Batch
@@ -35,7 +35,7 @@ from dlrm.privacy.sampling import PoissonReader
 from dlrm.privacy.step import PrivateStep
 from dlrm.report import Report
 from dlrm.settings import TrainConfig
-from dlrm.trainer import Trainer
+from dlrm.trainer import Trainer, sparse_optimizer
 
 UNIT = "one row of the training split, added or removed"
 
@@ -92,6 +92,10 @@ class PrivateTrainer(Trainer):
             self._step.rows.resume(self.at.step)
         return self._step
 
+    def tables_optimizer(self, tables: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Native on the CPU, with the gradients that were clipped."""
+        return sparse_optimizer(tables, self.config.optim, tables[0].is_cpu, fused=False)
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def fit(self) -> None:
@@ -99,7 +103,7 @@ class PrivateTrainer(Trainer):
             self.report.say(line)
         super().fit()
 
-    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
+    def step(self, batch: Batch) -> Tensor:
         """A private step; returns no loss but 1, or NaN where a norm was not finite."""
         number = self.at.step
         clipped = self.private.gradients(batch.to(self.device), number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 from dlrm import checkpoint as plain
 from dlrm.batch import Batch
 from dlrm.datasets.base import Dataset
-from dlrm.datasets.reader import Reader, limited
 from dlrm.errors import InputError
-from dlrm.metrics import Collector, Scores
 from dlrm.optim import dense_optimizer
 from dlrm.report import Report
 from dlrm.scale import checkpoint
@@ -52,6 +49,8 @@ class InBackward(torch.optim.Optimizer):
 
 class ScaledTrainer(Trainer):
     """`Trainer` over a job's processes: the same batches, losses and scores as on one."""
+
+    scoring = torch.no_grad  # FSDP's gathered weights must not become inference tensors
 
     def __init__(self, config: TrainConfig, dataset: Dataset, report: Report, world: World) -> None:
         self.world, self._asked, self._agreed = world, False, False
@@ -120,7 +119,7 @@ class ScaledTrainer(Trainer):
         mine = batch.take(places.clamp(max=len(batch) - 1))
         return mine.to(self.device), (places < stop).float().to(self.device)
 
-    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
+    def step(self, batch: Batch) -> Tensor:
         """Forward, backward, update; returns the loss of the whole batch before the update."""
         tables = self.optimizers["sparse"]
         assert isinstance(tables, InBackward)
@@ -144,18 +143,10 @@ class ScaledTrainer(Trainer):
         """Not measured: a backward pass would update the tables."""
         return 0.0
 
-    def score(self, split: str, limit: int = 0) -> Scores:
-        """The metrics of a split, the same in every process."""
-        reader = Reader.of(self.dataset, split, self.config.data.eval_batch_size)
-        collector = Collector()
-        self.forward.eval()
-        with torch.no_grad(), self._autocast():
-            for batch in itertools.islice(reader, limited(len(reader), limit)):
-                mine, _ = self._mine(batch)
-                logits = self.world.rows(self.forward(*mine.inputs()).float(), len(batch))
-                collector.update(batch.label.numpy(), logits.cpu().numpy())
-        self.forward.train()
-        return collector.result()
+    def logits(self, batch: Batch) -> Tensor:
+        """Of all processes' parts, in every process: so their scores are the same."""
+        mine, _ = self._mine(batch)
+        return self.world.rows(self.forward(*mine.inputs()).float(), len(batch))
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dlrm.batch import Batch, ModelInputs
 from dlrm.config import DLRMConfig
-from dlrm.embeddings import mixed_dims
+from dlrm.embeddings import table_widths
 from dlrm.errors import InputError
 from dlrm.model import DLRM
 from dlrm.tables import native
@@ -56,12 +56,9 @@ def check(config: DLRMConfig, device: str, ema: float, kind: str, out: Path) -> 
         if bad:
             raise InputError(f"--table-storage disk: {why}, or --table-storage memory")
     if not (out / FOLDER).exists():
-        widths = [config.dim] * len(config.rows)
-        if config.md_temperature > 0:
-            widths = mixed_dims(config.rows, config.dim, config.md_temperature)
         needed = sum(
             4 * n * (d + sum(d if wide else 1 for _, wide in STATES[kind]))
-            for n, d in zip(config.rows, widths, strict=True)
+            for n, d in zip(config.rows, table_widths(config), strict=True)
         )
         require_room(out, needed)
 
@@ -296,6 +293,19 @@ class DiskTables:
 def segment_of(state: dict[str, Any]) -> int:
     """The log segment that a checkpoint begins with."""
     return int(state["tables"]["segment"])
+
+
+def with_next(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it, or None.
+
+    >>> list(with_next(iter("abc")))
+    [('a', 'b'), ('b', 'c'), ('c', None)]
+    """
+    at = next(batches, None)
+    while at is not None:
+        following = next(batches, None)
+        yield at, following
+        at = following
 
 
 def shares(layouts: list[Layout], cache: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dlrm.batch import Batch, ModelInputs
 from dlrm.errors import InputError
 from dlrm.model import DLRM
 from dlrm.tables import disk
-from dlrm.tables.disk import DiskTables, segment_of
+from dlrm.tables.disk import DiskTables, segment_of, with_next
 from dlrm.tables.load import store_folder
 from dlrm.tables.window import DiskRows
 from dlrm.trainer import Trainer
@@ -25,11 +26,6 @@ class DiskTrainer(Trainer):
 
     def build(self) -> None:
         opt, run = self.config.optim, self.config.run
-        if run.compile == "dlrm-step":
-            raise InputError(
-                "--table-storage disk: the model has other rows at each step, which a recorded "
-                "step would miss: use --compile dlrm, or --table-storage memory"
-            )
         kind = opt.sparse_optimizer
         disk.check(self.config.model, self.device.type, opt.ema, kind, self.out)
         self.assemble(DLRM(self.config.model, DiskRows))
@@ -64,8 +60,18 @@ class DiskTrainer(Trainer):
             self.tables.expect(self._following)
         return found
 
-    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
-        self._trains, self._following = True, following
+    @contextmanager
+    def _batches(self) -> Iterator[Iterator[Batch]]:
+        with super()._batches() as batches:
+            yield self._noted(batches)
+
+    def _noted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; what a step will need after its own is read while it works."""
+        for batch, self._following in with_next(batches):
+            yield batch
+
+    def step(self, batch: Batch) -> Tensor:
+        self._trains = True
         try:
             return super().step(batch)
         finally:
